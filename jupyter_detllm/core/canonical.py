@@ -1,0 +1,161 @@
+"""Values to RFC 8785 bytes to digests, the same in Python and in a browser.
+
+A notebook passes through JavaScript whenever it is saved in JupyterLab, and there
+``1.0`` becomes ``1`` and ``2**63 + 1`` becomes ``9223372036854776000``. So nothing
+that matters is stored or hashed as such a number:
+
+* a float is its shortest round-trip decimal, as a string (``"0.7"``); the values
+  that JSON lacks are ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``;
+* an integer beyond +-(2**53 - 1) is its decimal string, and seeds always are;
+* bytes are base64 (RFC 4648, padded);
+* a tuple is a list.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import rfc8785
+
+from jupyter_detllm.errors import CanonicalError
+
+__all__ = [
+    "MAX_SAFE_INTEGER",
+    "Digest",
+    "Json",
+    "canonical_bytes",
+    "digest_of",
+    "encode_float",
+    "encode_value",
+    "parse_float",
+    "sha256_hex",
+]
+
+Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+
+MAX_SAFE_INTEGER = 2**53 - 1
+_MAX_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """A digest and the algorithm that made it.
+
+    Attributes
+    ----------
+    algorithm
+        Name that fixes every parameter which changes the value (``sha256``).
+    hex
+        Lower-case hexadecimal value, 64 characters for ``sha256``.
+    """
+
+    algorithm: str
+    hex: str
+
+    def __str__(self) -> str:
+        """Return ``algorithm:hex``, the stored form."""
+        return f"{self.algorithm}:{self.hex}"
+
+    @property
+    def short(self) -> str:
+        """The first 12 hexadecimal digits, for people."""
+        return self.hex[:12]
+
+    @classmethod
+    def parse(cls, text: object) -> Digest:
+        """Read the stored form; raise `CanonicalError` for anything else."""
+        if isinstance(text, str):
+            algorithm, _, value = text.partition(":")
+            if algorithm == "sha256" and len(value) == 64 and set(value) <= set("0123456789abcdef"):
+                return cls(algorithm, value)
+        raise CanonicalError(
+            f"{_brief(text)} is not a digest", expected="'sha256:' and 64 lower-case hex digits"
+        )
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def encode_float(value: float) -> str:
+    """Return the stored string of a float; -0.0 is ``"0.0"``."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return repr(float(value) + 0.0)
+
+
+def parse_float(text: object) -> float:
+    """Read a float from its stored string (or from a JSON number)."""
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        return float(text)
+    if isinstance(text, str) and len(text) <= 40:
+        try:
+            return float(text)
+        except ValueError:
+            pass
+    raise CanonicalError(f"{_brief(text)} is not a number")
+
+
+def encode_value(value: object, _depth: int = 0) -> Json:
+    """Return `value` as JSON that survives Python, JavaScript and back unchanged.
+
+    Raises
+    ------
+    CanonicalError
+        For a type without an encoding, a key that is not a string, a lone
+        surrogate, or nesting deeper than 64.
+    """
+    if _depth > _MAX_DEPTH:
+        raise CanonicalError(f"a value is nested deeper than {_MAX_DEPTH} levels")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _checked_text(value)
+    if isinstance(value, int):
+        return int(value) if abs(value) <= MAX_SAFE_INTEGER else str(int(value))
+    if isinstance(value, float):
+        return encode_float(value)
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(bytes(value)).decode("ascii")
+    if isinstance(value, Mapping):
+        return {_checked_key(k): encode_value(v, _depth + 1) for k, v in value.items()}
+    if isinstance(value, Sequence):
+        return [encode_value(item, _depth + 1) for item in value]
+    raise CanonicalError(f"a {type(value).__name__} has no canonical form")
+
+
+def _checked_text(value: str) -> str:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise CanonicalError("a text holds a lone surrogate, which is not Unicode text") from None
+    return str(value)
+
+
+def _checked_key(key: object) -> str:
+    if not isinstance(key, str):
+        raise CanonicalError(f"the key {_brief(key)} is not a string")
+    return _checked_text(key)
+
+
+def canonical_bytes(value: object) -> bytes:
+    """Return the RFC 8785 bytes of `value` after `encode_value`."""
+    return rfc8785.dumps(encode_value(value))
+
+
+def sha256_hex(data: bytes) -> str:
+    """Return the SHA-256 of `data` in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_of(value: object) -> Digest:
+    """Return the SHA-256 digest of the canonical bytes of `value`."""
+    return Digest("sha256", sha256_hex(canonical_bytes(value)))

@@ -1,0 +1,204 @@
+"""The environment's fingerprint: fields by role, its digest, and the diff of two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from jupyter_detllm.core.canonical import Digest, Json, digest_of, encode_value
+from jupyter_detllm.core.fields import Role, spec_of
+from jupyter_detllm.errors import StampError
+
+__all__ = [
+    "FINGERPRINT_SCHEMA",
+    "MAX_FIELDS",
+    "MAX_VALUE_CHARS",
+    "FieldDiff",
+    "FieldValue",
+    "Fingerprint",
+    "diff_fingerprints",
+]
+
+FINGERPRINT_SCHEMA = "detllm.fingerprint/1"
+MAX_FIELDS = 256
+MAX_VALUE_CHARS = 400
+
+FieldValue: TypeAlias = str | int | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a generation depended on, as fields by role.
+
+    The roles are stored beside the values, so that a reader of another version
+    recomputes the same digest even when it does not know a field.
+
+    Attributes
+    ----------
+    identity, numerics, informational
+        Field name (``group.field``) to value: text, integer, boolean or None.
+    """
+
+    numerics: Mapping[str, FieldValue]
+    identity: Mapping[str, FieldValue] = field(default_factory=dict)
+    informational: Mapping[str, FieldValue] = field(default_factory=dict)
+
+    @classmethod
+    def build(cls, values: Mapping[str, FieldValue]) -> Fingerprint:
+        """Sort collected values into roles by the FIELDS table.
+
+        Raises
+        ------
+        StampError
+            When a collector returns a field that the table lacks.
+        """
+        roles: dict[Role, dict[str, FieldValue]] = {role: {} for role in Role}
+        for name in sorted(values):
+            spec = spec_of(name)
+            if spec is None:
+                raise StampError(f"the fingerprint field {name!r} has no row in the FIELDS table")
+            roles[spec.role][name] = _clipped(values[name])
+        return cls(roles[Role.NUMERICS], roles[Role.IDENTITY], roles[Role.INFORMATIONAL])
+
+    @property
+    def digest(self) -> Digest:
+        """Digest over the numerics fields only."""
+        return digest_of(dict(self.numerics))
+
+    def values(self) -> dict[str, FieldValue]:
+        """Return every field with its value, whatever its role."""
+        return {**self.identity, **self.numerics, **self.informational}
+
+    def role_of(self, name: str) -> Role | None:
+        """Return the role under which `name` is stored here."""
+        for role in Role:
+            if name in self._by_role(role):
+                return role
+        return None
+
+    def _by_role(self, role: Role) -> Mapping[str, FieldValue]:
+        return {
+            Role.IDENTITY: self.identity,
+            Role.NUMERICS: self.numerics,
+            Role.INFORMATIONAL: self.informational,
+        }[role]
+
+    def with_values(self, values: Mapping[str, FieldValue]) -> Fingerprint:
+        """Return a copy with `values` added or replaced."""
+        return Fingerprint.build({**self.values(), **values})
+
+    def for_stamp(self) -> Fingerprint:
+        """Return what a stamp keeps: numerics and identity (4 KB at most)."""
+        return Fingerprint(self.numerics, self.identity)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the stored form; empty roles are left out."""
+        out: dict[str, Json] = {"schema": FINGERPRINT_SCHEMA}
+        for role in Role:
+            if self._by_role(role):
+                out[role.value] = encode_value(self._by_role(role))
+        return out
+
+    @classmethod
+    def from_json(cls, data: object) -> Fingerprint:
+        """Read the stored form; unknown keys are ignored, unknown fields kept.
+
+        Raises
+        ------
+        StampError
+            For wrong types, a newer schema, or sizes beyond the limits.
+        """
+        if not isinstance(data, Mapping):
+            raise StampError("a fingerprint is not an object")
+        schema = data.get("schema")
+        if schema != FINGERPRINT_SCHEMA:
+            raise StampError(
+                f"a fingerprint has schema {str(schema)[:40]!r}",
+                expected=repr(FINGERPRINT_SCHEMA),
+                fix="pip install -U jupyter-detllm",
+            )
+        roles = [_read_role(data, role) for role in Role]
+        if sum(map(len, roles)) > MAX_FIELDS:
+            raise StampError(f"a fingerprint has more than {MAX_FIELDS} fields")
+        by_role = dict(zip(Role, roles, strict=True))
+        return cls(by_role[Role.NUMERICS], by_role[Role.IDENTITY], by_role[Role.INFORMATIONAL])
+
+
+def _clipped(value: FieldValue) -> FieldValue:
+    if isinstance(value, str) and len(value) > MAX_VALUE_CHARS:
+        # A cut value must still tell two long values apart.
+        return f"{value[: MAX_VALUE_CHARS - 80]}... {digest_of(value)}"
+    return value
+
+
+def _read_role(data: Mapping[str, object], role: Role) -> dict[str, FieldValue]:
+    fields = data.get(role.value, {})
+    if not isinstance(fields, Mapping):
+        raise StampError(f"the {role.value} fields of a fingerprint are not an object")
+    out: dict[str, FieldValue] = {}
+    for name, value in fields.items():
+        if not isinstance(name, str) or len(name) > 100:
+            raise StampError("a fingerprint field has no usable name")
+        if not (value is None or isinstance(value, (str, int))):
+            raise StampError(f"the fingerprint field {name!r} is not text, integer or boolean")
+        if isinstance(value, str) and len(value) > 4 * MAX_VALUE_CHARS:
+            raise StampError(f"the fingerprint field {name!r} is too long")
+        out[name] = value
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDiff:
+    """One field that differs between two fingerprints.
+
+    `left` and `right` are the values, None where a side lacks the field;
+    `why` says why it matters and `align` how to make the sides agree.
+    """
+
+    name: str
+    role: Role
+    left: FieldValue
+    right: FieldValue
+    why: str
+    align: str
+    weight: int
+
+    def __str__(self) -> str:
+        """Return ``name: left -> right``."""
+        return f"{self.name}: {_shown(self.left)} -> {_shown(self.right)}"
+
+
+def _shown(value: FieldValue) -> str:
+    return "(absent)" if value is None else str(value)
+
+
+_ROLE_ORDER = {Role.IDENTITY: 0, Role.NUMERICS: 1, Role.INFORMATIONAL: 2}
+
+
+def diff_fingerprints(left: Fingerprint, right: Fingerprint) -> tuple[FieldDiff, ...]:
+    """Return the fields that differ, the likeliest to change results first.
+
+    A field that is informational on both sides, or absent on one because only
+    numerics fields were stamped, does not count as a difference of numerics.
+    """
+    diffs = []
+    left_values, right_values = left.values(), right.values()
+    for name in sorted({*left_values, *right_values}):
+        a, b = left_values.get(name), right_values.get(name)
+        if a == b and type(a) is type(b):
+            continue
+        role = left.role_of(name) or right.role_of(name) or Role.INFORMATIONAL
+        one_sided = name not in left_values or name not in right_values
+        if role is Role.INFORMATIONAL and one_sided:
+            continue
+        diffs.append(_field_diff(name, role, a, b))
+    return tuple(sorted(diffs, key=lambda d: (_ROLE_ORDER[d.role], -d.weight, d.name)))
+
+
+def _field_diff(name: str, role: Role, left: FieldValue, right: FieldValue) -> FieldDiff:
+    spec = spec_of(name)
+    why = spec.why if spec else "This version does not know the field."
+    align = spec.align if spec else ""
+    weight = spec.weight if spec else 49
+    return FieldDiff(name, role, left, right, why, align, weight)

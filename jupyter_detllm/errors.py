@@ -1,0 +1,102 @@
+"""Errors with one clear line each: what happened, what was expected, what mends it.
+
+IPython prints an exception through ``_render_traceback_`` when it has one, so a
+user's mistake is one line in a cell and never a traceback.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CanonicalError",
+    "ControlError",
+    "DetLLMError",
+    "EngineError",
+    "EngineStartError",
+    "ExecutionError",
+    "GenerationInterrupted",
+    "ModelError",
+    "NotebookError",
+    "RequestError",
+    "StampError",
+    "UsageError",
+]
+
+
+class DetLLMError(Exception):
+    """Base of every error this package raises on purpose.
+
+    Parameters
+    ----------
+    what
+        What happened, one sentence without a final full stop.
+    expected
+        What was expected instead.
+    fix
+        The command or line that mends it.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, expected: str | None = None, fix: str | None = None) -> None:
+        super().__init__(what, expected, fix)
+        self.what = what
+        self.expected = expected
+        self.fix = fix
+
+    def __str__(self) -> str:
+        """Return the message on one line."""
+        parts = [self.what]
+        if self.expected:
+            parts.append(f"expected {self.expected}")
+        text = "; ".join(parts)
+        if self.fix:
+            text = f"{text}. Try: {self.fix}"
+        return " ".join(text.split())
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython prints instead of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class UsageError(DetLLMError):
+    """An option, verb or argument that does not exist or does not fit."""
+
+
+class CanonicalError(DetLLMError):
+    """A value that has no canonical form (design: section 3)."""
+
+
+class StampError(DetLLMError):
+    """A stamp that is malformed, too large, of a newer schema, or disagrees with itself."""
+
+
+class NotebookError(DetLLMError):
+    """A file that is not a notebook we can read, or cannot be written."""
+
+
+class RequestError(DetLLMError):
+    """A generation request that cannot be run as asked."""
+
+
+class ControlError(DetLLMError):
+    """A determinism control that cannot be put in force."""
+
+
+class ModelError(DetLLMError):
+    """A model that cannot be found, fetched, converted or verified."""
+
+
+class EngineError(DetLLMError):
+    """An engine that failed while it ran."""
+
+
+class EngineStartError(EngineError):
+    """An engine that could not be started."""
+
+
+class ExecutionError(DetLLMError):
+    """A notebook whose execution failed, timed out or lost its kernel."""
+
+
+class GenerationInterrupted(DetLLMError):  # noqa: N818 - an interrupt is not an error of ours
+    """A generation the user interrupted: nothing of it is stamped."""
