@@ -1,0 +1,30 @@
+"""Guarantee levels, weakest first (design: section 4)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["Level"]
+
+
+class Level(StrEnum):
+    """What is promised about a generation."""
+
+    SEEDED = "seeded"
+    REPEATABLE = "repeatable"
+    INVARIANT = "invariant"
+
+    @property
+    def promise(self) -> str:
+        """One sentence: what the level promises."""
+        return _PROMISES[self]
+
+
+_PROMISES = {
+    Level.SEEDED: "every random stream and every request is seeded",
+    Level.REPEATABLE: (
+        "the same requests, in the same order, in a fresh process on the same machine and "
+        "versions give bitwise equal results"
+    ),
+    Level.INVARIANT: "repeatable, and a generation does not depend on what shares its batch",
+}

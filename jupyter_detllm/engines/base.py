@@ -1,0 +1,181 @@
+"""What every engine offers, and how one is found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt, ResolvedPrompt
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.errors import UsageError
+
+__all__ = [
+    "Capabilities",
+    "Engine",
+    "EngineSpec",
+    "GenerationResult",
+    "Progress",
+    "ProgressCallback",
+    "RunStats",
+    "SamplingOptions",
+    "ShutdownReport",
+    "engine_names",
+    "load_engine",
+]
+
+ENTRY_POINTS = "jupyter_detllm.engines"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do; what it cannot is refused, never ignored."""
+
+    evidence: bool = True
+    beam_search: bool = False
+    batch: bool = True
+    levels: tuple[Level, ...] = (Level.SEEDED,)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What an engine is started with.
+
+    Attributes
+    ----------
+    model
+        As the user gave it: ``demo``, a folder, or a hub id.
+    level
+        The guarantee level asked for.
+    options
+        Engine options, as vLLM spells them; empty means its defaults at this level.
+    seed
+        Root seed of the session.
+    """
+
+    model: str
+    level: Level = Level.REPEATABLE
+    options: Mapping[str, FieldValue] = field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """What a user asked for; None leaves the model's or our default in place."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: tuple[str, ...] | None = None
+    ignore_eos: bool | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a generate call has come."""
+
+    prompts_done: int
+    prompts: int
+    tokens: int
+    seconds: float
+
+
+ProgressCallback: TypeAlias = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """What is true of one run only: never digested, never compared."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """The generations of one call, ordered by (prompt, completion), and its statistics."""
+
+    generations: tuple[Generation, ...]
+    stats: RunStats
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownReport:
+    """What was freed, and what could not be (one sentence each)."""
+
+    freed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """One running engine. Construction starts it.
+
+    Everything raised on purpose is a `DetLLMError`. After any exception out of
+    `generate`, `KeyboardInterrupt` included, the engine is whole: no request is left
+    scheduled, no cache holds what was not computed, and the next call answers its own
+    requests only.
+    """
+
+    name: str
+    capabilities: Capabilities
+    spec: EngineSpec
+
+    def resolve(self, prompt: Prompt, options: SamplingOptions) -> ResolvedPrompt:
+        """Apply chat template, tokenizer and defaults; refuse what cannot be run."""
+        ...
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], *, progress: ProgressCallback | None = None
+    ) -> GenerationResult:
+        """Run one call: all prompts are enqueued before the first step."""
+        ...
+
+    def fields(self) -> dict[str, FieldValue]:
+        """Return the `engine.*` fields as RESOLVED in the live engine."""
+        ...
+
+    def model(self) -> ModelIdentity:
+        """Return name and digests of the model in use."""
+        ...
+
+    def shutdown(self) -> ShutdownReport:
+        """Stop and free; a second call does nothing."""
+        ...
+
+
+def engine_names() -> tuple[str, ...]:
+    """Return the names of the installed engines, sorted."""
+    return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINTS)}))
+
+
+def load_engine(name: str) -> Callable[..., Engine]:
+    """Return the class of engine `name`: called with ``(spec, *, progress=None)`` it starts.
+
+    Raises
+    ------
+    UsageError
+        When no installed package registers that name.
+    """
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name == name:
+            loaded: Callable[..., Engine] = point.load()
+            return loaded
+    raise UsageError(
+        f"there is no engine {name!r}",
+        expected=", ".join(engine_names()) or "an installed engine",
+        fix="pip install 'jupyter-detllm[cpu]'",
+    )
