@@ -1,0 +1,232 @@
+"""What a generation leaves in the notebook.
+
+A stamp is written once, by the kernel, into output metadata. Promoted into cell
+metadata it is a reference: the same object without ``fingerprint``, which then
+stands once in notebook metadata under its digest. The stamp's own digest leaves
+``fingerprint`` out and keeps ``fingerprint_digest``, so both have the same digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jupyter_detllm.core.canonical import Digest, Json, digest_of
+from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
+from jupyter_detllm.core.generation import Generation, GenerationRequest, generation_digest
+from jupyter_detllm.core.levels import Level
+
+__all__ = [
+    "STAMP_SCHEMA",
+    "Call",
+    "ModelIdentity",
+    "Stamp",
+    "content_digest",
+    "normalise_source",
+    "reference_json",
+    "source_digest",
+]
+
+STAMP_SCHEMA = "detllm.stamp/1"
+_NOT_DIGESTED = ("fingerprint", "digest")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """Name and digests of a model; None where an engine cannot know one."""
+
+    name: str
+    weights: Digest | None = None
+    tokenizer: Digest | None = None
+    chat_template: Digest | None = None
+
+    def fields(self) -> dict[str, FieldValue]:
+        """Return the identity fields of the fingerprint."""
+        return {
+            f"model.{part}": None if value is None else str(value)
+            for part, value in self.digests().items()
+        }
+
+    def digests(self) -> dict[str, Digest | None]:
+        """Return the digests by part, without the name."""
+        return {
+            "weights": self.weights,
+            "tokenizer": self.tokenizer,
+            "chat_template": self.chat_template,
+        }
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the stored form."""
+        parts = {k: None if v is None else str(v) for k, v in self.digests().items()}
+        return {"name": self.name, **parts}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One generate call: what was asked together, and what came of it."""
+
+    requests: tuple[GenerationRequest, ...]
+    generations: tuple[Generation, ...]
+
+    @property
+    def batch(self) -> tuple[Digest, ...]:
+        """The request digests in order: the batch composition."""
+        return tuple(request.digest for request in self.requests)
+
+    @property
+    def digest(self) -> Digest:
+        """Digest of token ids and finish reasons."""
+        return generation_digest(self.generations)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Everything one cell's generations depended on, and what they were.
+
+    Nothing in it is volatile: no time, duration, host, user or path.
+
+    Attributes
+    ----------
+    name
+        Cell name, "" when unnamed.
+    level, self_test
+        Guarantee level, and what the engine's self-test showed ("" when none ran).
+    source
+        Digest of the cell's source (`source_digest`).
+    model
+        Name and digests.
+    fingerprint
+        Numerics fields; identity fields are in `model`. None in a reference whose
+        fingerprint could not be found.
+    fingerprint_digest
+        Digest of the numerics fields.
+    root_seed
+        Seed of the session.
+    late
+        Names of the controls that came too late.
+    calls
+        The generate calls in order.
+    """
+
+    name: str
+    level: Level
+    source: Digest
+    model: ModelIdentity
+    fingerprint: Fingerprint | None
+    fingerprint_digest: Digest
+    root_seed: int
+    calls: tuple[Call, ...]
+    late: tuple[str, ...] = ()
+    self_test: str = ""
+
+    @property
+    def digest(self) -> Digest:
+        """Digest of the whole content; the same for a stamp and its reference."""
+        return content_digest(self._content(store_prompt=True))
+
+    @property
+    def requests(self) -> tuple[GenerationRequest, ...]:
+        """All requests, in order."""
+        return tuple(request for call in self.calls for request in call.requests)
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """All generations, in order."""
+        return tuple(generation for call in self.calls for generation in call.generations)
+
+    @property
+    def generation_digest(self) -> Digest:
+        """Digest over the generation digests of all calls."""
+        return digest_of([str(call.digest) for call in self.calls])
+
+    def to_json(self, *, store_prompt: bool = True) -> dict[str, Json]:
+        """Return the stored form, its own digest included.
+
+        With `store_prompt` false only digests of prompts are kept.
+        """
+        content = self._content(store_prompt=store_prompt)
+        if self.fingerprint is not None:
+            # A stamp keeps the numerics; identity stands in `model`.
+            content["fingerprint"] = Fingerprint(self.fingerprint.numerics).to_json()
+        content["digest"] = str(content_digest(content))
+        return content
+
+    def _content(self, *, store_prompt: bool) -> dict[str, Json]:
+        return {
+            "schema": STAMP_SCHEMA,
+            "name": self.name,
+            "level": self.level.value,
+            "self_test": self.self_test,
+            "source": str(self.source),
+            "model": self.model.to_json(),
+            "fingerprint_digest": str(self.fingerprint_digest),
+            "root_seed": str(self.root_seed),
+            "late": list(self.late),
+            "calls": [_call_json(call, store_prompt) for call in self.calls],
+        }
+
+
+def content_digest(data: Mapping[str, object]) -> Digest:
+    """Return the digest of a stored stamp or reference, as it stands."""
+    return digest_of({k: v for k, v in data.items() if k not in _NOT_DIGESTED})
+
+
+def reference_json(stamp: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the reference of a stored stamp: the same without its fingerprint."""
+    return {k: v for k, v in stamp.items() if k != "fingerprint"}
+
+
+def _call_json(call: Call, store_prompt: bool) -> dict[str, Json]:
+    return {
+        "requests": [_request_json(request, store_prompt) for request in call.requests],
+        "batch": [str(digest) for digest in call.batch],
+        "generations": [_generation_json(generation) for generation in call.generations],
+        "digest": str(call.digest),
+    }
+
+
+def _request_json(request: GenerationRequest, store_prompt: bool) -> dict[str, Json]:
+    out: dict[str, Json] = {"kind": request.kind.value}
+    if store_prompt and request.prompt is not None:
+        out.update(request.prompt.to_json())
+    out.update(
+        {
+            "prompt_tokens": str(request.prompt_tokens),
+            "prompt_length": request.prompt_length,
+            "params": request.sampling.to_json(),
+            "seeds": [str(seed) for seed in request.seeds],
+            "digest": str(request.digest),
+        }
+    )
+    return out
+
+
+def _generation_json(generation: Generation) -> dict[str, Json]:
+    out: dict[str, Json] = {
+        "prompt": generation.prompt_index,
+        "completion": generation.completion_index,
+        "token_ids": list(generation.token_ids),
+        "finish_reason": generation.finish_reason,
+        "text": generation.text,
+        "offsets": list(generation.offsets),
+    }
+    if generation.evidence is not None:
+        out["evidence"] = generation.evidence.smallest().to_json()
+    return out
+
+
+def normalise_source(source: str) -> str:
+    """Return a cell's source as it is digested.
+
+    Line ends are LF; blank lines before the first and white space after the last
+    line go, since IPython and notebook editors add and drop them.
+    """
+    lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    while lines and not lines[0].strip():
+        lines.pop(0)
+    return "\n".join(lines).rstrip()
+
+
+def source_digest(source: str) -> Digest:
+    """Return the digest of a cell's source (magic line and body)."""
+    return digest_of(normalise_source(source))

@@ -1,0 +1,213 @@
+"""Stored stamps and references back into values. Input is untrusted.
+
+Readers are tolerant of unknown keys and strict about known ones; every digest is
+recomputed from content, and a stamp that disagrees with itself is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jupyter_detllm.core.canonical import Digest
+from jupyter_detllm.core.evidence import TokenEvidence
+from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.generation import (
+    Generation,
+    GenerationRequest,
+    Message,
+    Prompt,
+    PromptKind,
+    Sampling,
+)
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.reading import Reader
+from jupyter_detllm.core.seeds import prompt_digest
+from jupyter_detllm.core.stamp import STAMP_SCHEMA, Call, ModelIdentity, Stamp, content_digest
+from jupyter_detllm.errors import CanonicalError, StampError
+
+__all__ = ["read_stamp"]
+
+_FAMILY = "detllm.stamp/"
+MAX_CALLS = 10_000
+
+
+def read_stamp(
+    data: object, fingerprints: Mapping[str, Fingerprint] | None = None, where: str = "stamp"
+) -> Stamp:
+    """Read a stamp, or a reference whose fingerprint stands in `fingerprints`.
+
+    Parameters
+    ----------
+    data
+        The stored object.
+    fingerprints
+        Digest string to fingerprint, from notebook metadata.
+    where
+        Name of the place, for messages.
+
+    Raises
+    ------
+    StampError
+        For anything that is not a whole, self-consistent stamp of a known schema.
+    """
+    try:
+        reader = Reader(data, where)
+        _check_schema(reader)
+        if content_digest(reader.data) != reader.digest("digest"):
+            raise StampError(
+                f"{where} disagrees with its own digest: its content was changed",
+                expected="content as it was stamped",
+                fix="run the cell again",
+            )
+        return _stamp(reader, fingerprints or {})
+    except CanonicalError as error:
+        raise StampError(f"{where}: {error.what}") from None
+
+
+def _check_schema(reader: Reader) -> None:
+    schema = reader.data.get("schema")
+    if schema == STAMP_SCHEMA:
+        return
+    shown = repr(schema)[:40]
+    if isinstance(schema, str) and schema.startswith(_FAMILY):
+        raise StampError(
+            f"{reader.where} has schema {shown}, written by another version",
+            expected=repr(STAMP_SCHEMA),
+            fix="pip install -U jupyter-detllm",
+        )
+    raise StampError(f"{reader.where} has schema {shown}", expected=repr(STAMP_SCHEMA))
+
+
+def _stamp(reader: Reader, fingerprints: Mapping[str, Fingerprint]) -> Stamp:
+    digest = reader.digest("fingerprint_digest")
+    return Stamp(
+        name=reader.text("name"),
+        level=_enum(Level, reader, "level"),
+        source=reader.digest("source"),
+        model=_model(reader.sub("model")),
+        fingerprint=_fingerprint(reader, digest, fingerprints),
+        fingerprint_digest=digest,
+        root_seed=reader.big_integer("root_seed"),
+        calls=tuple(_call(call) for call in _bounded(reader.subs("calls"), reader)),
+        late=reader.texts("late"),
+        self_test=reader.text("self_test"),
+    )
+
+
+def _bounded(calls: list[Reader], reader: Reader) -> list[Reader]:
+    if len(calls) > MAX_CALLS:
+        raise StampError(f"{reader.where} holds more than {MAX_CALLS} calls")
+    return calls
+
+
+def _enum(kind: type[Level], reader: Reader, key: str) -> Level:
+    try:
+        return kind(reader.text(key))
+    except ValueError:
+        raise StampError(
+            f"{reader.where}: {key!r} is unknown", expected=", ".join(kind)
+        ) from None
+
+
+def _fingerprint(
+    reader: Reader, digest: Digest, fingerprints: Mapping[str, Fingerprint]
+) -> Fingerprint | None:
+    if "fingerprint" not in reader.data:
+        found = fingerprints.get(str(digest))
+    else:
+        found = Fingerprint.from_json(reader.data["fingerprint"])
+    if found is not None and found.digest != digest:
+        raise StampError(f"{reader.where}: the fingerprint disagrees with its digest")
+    return found
+
+
+def _model(reader: Reader) -> ModelIdentity:
+    return ModelIdentity(
+        reader.text("name"),
+        reader.optional_digest("weights"),
+        reader.optional_digest("tokenizer"),
+        reader.optional_digest("chat_template"),
+    )
+
+
+def _call(reader: Reader) -> Call:
+    requests = tuple(_request(item) for item in reader.subs("requests"))
+    generations = tuple(_generation(item) for item in reader.subs("generations"))
+    call = Call(requests, generations)
+    if reader.digest("digest") != call.digest:
+        raise StampError(f"{reader.where} disagrees with its generation digest")
+    if reader.texts("batch") != tuple(map(str, call.batch)):
+        raise StampError(f"{reader.where}: the batch is not the requests in order")
+    asked = [(p, c) for p, r in enumerate(requests) for c in range(len(r.seeds))]
+    if [(g.prompt_index, g.completion_index) for g in generations] != asked:
+        raise StampError(f"{reader.where}: the generations do not fit the requests")
+    return call
+
+
+def _request(reader: Reader) -> GenerationRequest:
+    try:
+        kind = PromptKind(reader.text("kind"))
+    except ValueError:
+        raise StampError(f"{reader.where}: 'kind' is unknown") from None
+    request = GenerationRequest(
+        prompt=_prompt(reader, kind),
+        prompt_tokens=reader.digest("prompt_tokens"),
+        sampling=_sampling(reader.sub("params")),
+        seeds=reader.big_integers("seeds"),
+        prompt_length=reader.integer("prompt_length"),
+        kind=kind,
+    )
+    if reader.digest("digest") != request.digest:
+        raise StampError(f"{reader.where} disagrees with its request digest")
+    return request
+
+
+def _prompt(reader: Reader, kind: PromptKind) -> Prompt | None:
+    if kind is PromptKind.CHAT and "messages" in reader.data:
+        messages = (Message(m.text("role"), m.text("content")) for m in reader.subs("messages"))
+        return Prompt(kind, messages=tuple(messages))
+    if kind is PromptKind.TEXT and "prompt" in reader.data:
+        return Prompt(kind, text=reader.text("prompt"))
+    if kind is PromptKind.TOKENS and "prompt_token_ids" in reader.data:
+        ids = reader.integers("prompt_token_ids")
+        if prompt_digest(ids) != reader.digest("prompt_tokens"):
+            raise StampError(f"{reader.where}: the prompt disagrees with its digest")
+        return Prompt(kind, token_ids=ids)
+    return None
+
+
+def _sampling(reader: Reader) -> Sampling:
+    return Sampling(
+        temperature=reader.number("temperature"),
+        top_p=reader.number("top_p"),
+        top_k=reader.integer("top_k"),
+        min_p=reader.number("min_p"),
+        max_tokens=reader.integer("max_tokens"),
+        min_tokens=reader.integer("min_tokens"),
+        presence_penalty=reader.number("presence_penalty"),
+        frequency_penalty=reader.number("frequency_penalty"),
+        repetition_penalty=reader.number("repetition_penalty"),
+        stop=reader.texts("stop"),
+        stop_token_ids=reader.integers("stop_token_ids"),
+        ignore_eos=reader.flag("ignore_eos"),
+        beam_width=reader.integer("beam_width"),
+        length_penalty=reader.number("length_penalty"),
+    )
+
+
+def _generation(reader: Reader) -> Generation:
+    tokens = reader.integers("token_ids")
+    text = reader.text("text")
+    offsets = reader.integers("offsets", high=len(text.encode("utf-8", "replace")))
+    if len(offsets) != len(tokens) or list(offsets) != sorted(offsets):
+        raise StampError(f"{reader.where}: the token offsets do not fit the tokens")
+    evidence = reader.data.get("evidence")
+    return Generation(
+        prompt_index=reader.integer("prompt"),
+        completion_index=reader.integer("completion"),
+        token_ids=tokens,
+        finish_reason=reader.text("finish_reason"),
+        text=text,
+        offsets=offsets,
+        evidence=None if evidence is None else TokenEvidence.from_json(evidence, len(tokens)),
+    )
