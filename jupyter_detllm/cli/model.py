@@ -1,0 +1,138 @@
+"""``jupyter detllm model``: fetch the demo model, list and digest models."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TextIO
+
+from jupyter_detllm.models import (
+    DEMO_NAME,
+    ModelDigests,
+    demo_folder,
+    fetch_demo,
+    model_digests,
+    resolve_model,
+)
+from jupyter_detllm.models.demo import is_fetched
+from jupyter_detllm.models.hub import cached_models
+
+__all__ = ["HELP", "NAME", "ProgressLine", "configure", "run"]
+
+NAME = "model"
+HELP = "fetch the demo model, list the models on this machine, digest one"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs ``fetch``, ``list`` and ``digest``."""
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    fetch = verbs.add_parser("fetch", help="fetch, verify and convert the demo model once")
+    fetch.add_argument("model", choices=[DEMO_NAME], help="the only model that needs this")
+    listing = verbs.add_parser("list", help="list the models on this machine")
+    digest = verbs.add_parser("digest", help="digest weights, tokenizer and chat template")
+    digest.add_argument("model", metavar="PATH", help="a folder, a Hugging Face id, or demo")
+    digest.add_argument("--no-cache", action="store_true", help="read every file again")
+    for verb in (fetch, listing, digest):
+        verb.add_argument("--json", action="store_true", help="print JSON on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one verb and return the exit code."""
+    return {"fetch": _fetch, "list": _list, "digest": _digest}[args.verb](args)
+
+
+def _fetch(args: argparse.Namespace) -> int:
+    with ProgressLine(f"model {args.model}") as line:
+        folder = fetch_demo(progress=line)
+    _print(args, {"model": args.model, "folder": str(folder)}, [str(folder)])
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    rows = [{"model": DEMO_NAME, "present": is_fetched(demo_folder())}]
+    rows += [{"model": name, "present": True} for name in cached_models()]
+    lines = [
+        f"{row['model']:<40} {'here' if row['present'] else 'jupyter detllm model fetch demo'}"
+        for row in rows
+    ]
+    _print(args, {"models": rows}, lines)
+    return 0
+
+
+def _digest(args: argparse.Namespace) -> int:
+    model = resolve_model(args.model) if args.model == DEMO_NAME else None
+    with ProgressLine(f"model {args.model}") as line:
+        digests = model_digests(
+            model.path_or_id if model else args.model, progress=line, cached=not args.no_cache
+        )
+    _print(args, _digests_json(args.model, digests), _digest_lines(digests))
+    return 0
+
+
+def _parts(digests: ModelDigests) -> dict[str, str | None]:
+    parts = ("weights", "tokenizer", "chat_template")
+    values = {part: getattr(digests, part) for part in parts}
+    return {part: None if value is None else str(value) for part, value in values.items()}
+
+
+def _digests_json(name: str, digests: ModelDigests) -> dict[str, object]:
+    files = [{"name": f.name, "size": f.size, "digest": str(f.digest)} for f in digests.files]
+    return {"model": name, **_parts(digests), "files": files}
+
+
+def _digest_lines(digests: ModelDigests) -> list[str]:
+    lines = [f"{part:<14} {value or 'none'}" for part, value in _parts(digests).items()]
+    return [*lines, *(f"  {f.digest}  {f.size:>14,}  {f.name}" for f in digests.files)]
+
+
+def _print(args: argparse.Namespace, value: object, lines: list[str]) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n" if args.json else "\n".join(lines) + "\n")
+
+
+class ProgressLine:
+    """A bar on a terminal; elsewhere a line for each step and every five seconds.
+
+    Parameters
+    ----------
+    label
+        What the line begins with.
+    stream
+        Where it goes; stderr, so that stdout stays the result.
+    """
+
+    _WIDTH = 24
+
+    def __init__(self, label: str, stream: TextIO | None = None) -> None:
+        self._label = label
+        self._stream = sys.stderr if stream is None else stream
+        self._terminal = self._stream.isatty()
+        self._step = ""
+        self._last = 0.0
+        self._shown = 0
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal and self._shown:
+            self._stream.write("\r" + " " * self._shown + "\r")
+            self._stream.flush()
+
+    def __call__(self, step: str, fraction: float) -> None:
+        """Show `step` at `fraction`, if it is time to."""
+        now = time.monotonic()
+        pause = 0.1 if self._terminal else 5.0
+        if step == self._step and now - self._last < pause:
+            return
+        self._step, self._last = step, now
+        if self._terminal:
+            done = round(fraction * self._WIDTH)
+            bar = "#" * done + "." * (self._WIDTH - done)
+            text = f"{self._label}: {step:<12} [{bar}] {fraction:4.0%}"
+            self._stream.write("\r" + text.ljust(self._shown))
+            self._shown = len(text)
+        else:
+            self._stream.write(f"{self._label}: {step} {fraction:.0%}\n")
+        self._stream.flush()
