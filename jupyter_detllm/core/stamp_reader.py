@@ -104,9 +104,7 @@ def _enum(kind: type[Level], reader: Reader, key: str) -> Level:
     try:
         return kind(reader.text(key))
     except ValueError:
-        raise StampError(
-            f"{reader.where}: {key!r} is unknown", expected=", ".join(kind)
-        ) from None
+        raise StampError(f"{reader.where}: {key!r} is unknown", expected=", ".join(kind)) from None
 
 
 def _fingerprint(

@@ -1,0 +1,272 @@
+"""Two sets of generations compared: first divergence, margin, logprob gap.
+
+Logprobs are compared only while prefixes are equal: past the first divergence the
+two sides answer different questions.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from jupyter_detllm.core.canonical import Digest
+from jupyter_detllm.core.evidence import MarginClass, TokenEvidence
+from jupyter_detllm.core.generation import Generation, GenerationRequest
+from jupyter_detllm.core.stamp import Call
+
+__all__ = [
+    "Comparison",
+    "Divergence",
+    "EvidenceState",
+    "PairComparison",
+    "compare_calls",
+    "compare_generations",
+    "first_divergence",
+]
+
+
+class EvidenceState(StrEnum):
+    """How the evidence of two equal prefixes compares."""
+
+    BITWISE = "bitwise"
+    DIFFERS = "differs"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first position at which tokens differ.
+
+    Attributes
+    ----------
+    position
+        Index of the token, from 0.
+    reference_token, actual_token
+        Token ids; None where a side had ended.
+    margin
+        Chosen minus runner-up (nats) on the reference side there, None if not kept.
+    actual_margin
+        The same on the actual side.
+    runner_up_taken
+        Whether the actual token is the reference's runner-up; None if unknown.
+    """
+
+    position: int
+    reference_token: int | None
+    actual_token: int | None
+    margin: float | None
+    actual_margin: float | None
+    runner_up_taken: bool | None
+
+    @property
+    def margin_class(self) -> MarginClass | None:
+        """`tie`, `near-tie` or `confident`; None without a margin."""
+        return None if self.margin is None else MarginClass.of(self.margin)
+
+
+@dataclass(frozen=True, slots=True)
+class PairComparison:
+    """One reference generation against the actual one of the same request.
+
+    `gap` is the largest absolute logprob difference (nats) over the equal prefix and
+    `gap_position` where it is; None without evidence on both sides.
+    """
+
+    request: GenerationRequest
+    reference: Generation
+    actual: Generation
+    divergence: Divergence | None
+    finish_equal: bool
+    text_equal: bool
+    evidence: EvidenceState
+    gap: float | None
+    gap_position: int | None
+
+    @property
+    def tokens_equal(self) -> bool:
+        """Whether tokens and finish reason are equal."""
+        return self.divergence is None and self.finish_equal
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All generations of a cell compared.
+
+    Attributes
+    ----------
+    pairs
+        Generations of requests that both sides hold, in reference order.
+    missing, extra
+        Request digests only the reference, or only the actual side, holds.
+    batch_equal
+        Whether every call had the same requests in the same order.
+    """
+
+    pairs: tuple[PairComparison, ...]
+    missing: tuple[Digest, ...]
+    extra: tuple[Digest, ...]
+    batch_equal: bool
+
+    @property
+    def complete(self) -> bool:
+        """Whether every request on either side was compared."""
+        return not self.missing and not self.extra
+
+    @property
+    def nested(self) -> bool:
+        """Whether one side's requests are all among the other's, and some are common."""
+        return bool(self.pairs) and not (self.missing and self.extra)
+
+    @property
+    def tokens_equal(self) -> bool:
+        """Whether all compared tokens and finish reasons are equal."""
+        return all(pair.tokens_equal for pair in self.pairs)
+
+    @property
+    def text_equal(self) -> bool:
+        """Whether all compared texts are equal."""
+        return all(pair.text_equal for pair in self.pairs)
+
+    @property
+    def evidence(self) -> EvidenceState:
+        """The weakest evidence state over all pairs."""
+        states = {pair.evidence for pair in self.pairs}
+        for state in (EvidenceState.ABSENT, EvidenceState.DIFFERS):
+            if state in states:
+                return state
+        return EvidenceState.BITWISE
+
+    @property
+    def gap(self) -> float | None:
+        """Largest logprob gap over all pairs that have one."""
+        return max((pair.gap for pair in self.pairs if pair.gap is not None), default=None)
+
+    @property
+    def first(self) -> PairComparison | None:
+        """The first pair that differs in tokens or finish reason."""
+        return next((pair for pair in self.pairs if not pair.tokens_equal), None)
+
+
+def first_divergence(reference: Sequence[int], actual: Sequence[int]) -> int | None:
+    """Return the first index at which two token sequences differ, or None."""
+    for index, (a, b) in enumerate(zip(reference, actual, strict=False)):
+        if a != b:
+            return index
+    if len(reference) == len(actual):
+        return None
+    return min(len(reference), len(actual))
+
+
+def compare_generations(
+    request: GenerationRequest, reference: Generation, actual: Generation
+) -> PairComparison:
+    """Compare one generation with its reference."""
+    position = first_divergence(reference.token_ids, actual.token_ids)
+    prefix = len(reference.token_ids) if position is None else position
+    state, gap, where = _evidence_gap(reference.evidence, actual.evidence, prefix)
+    return PairComparison(
+        request=request,
+        reference=reference,
+        actual=actual,
+        divergence=None if position is None else _divergence(reference, actual, position),
+        finish_equal=reference.finish_reason == actual.finish_reason,
+        text_equal=reference.text == actual.text and reference.offsets == actual.offsets,
+        evidence=state,
+        gap=gap,
+        gap_position=where,
+    )
+
+
+def _divergence(reference: Generation, actual: Generation, position: int) -> Divergence:
+    ref_token = reference.token_ids[position] if position < len(reference.token_ids) else None
+    act_token = actual.token_ids[position] if position < len(actual.token_ids) else None
+    evidence = reference.evidence
+    taken: bool | None = None
+    index = evidence.index_of(position) if evidence else None
+    if evidence is not None and index is not None and act_token is not None:
+        runner = evidence.runner_up_ids[index]
+        taken = None if runner < 0 else runner == act_token
+    return Divergence(
+        position,
+        ref_token,
+        act_token,
+        evidence.margin(position) if evidence else None,
+        actual.evidence.margin(position) if actual.evidence else None,
+        taken,
+    )
+
+
+def _evidence_gap(
+    reference: TokenEvidence | None, actual: TokenEvidence | None, prefix: int
+) -> tuple[EvidenceState, float | None, int | None]:
+    """Return state, largest gap and its position over the first `prefix` tokens."""
+    if reference is None or actual is None or reference.k != actual.k:
+        return EvidenceState.ABSENT, None, None
+    left, right = _rows(reference, prefix), _rows(actual, prefix)
+    if left == right:
+        return EvidenceState.BITWISE, 0.0, None
+    shared = [position for position in left if position in right]
+    if not shared:
+        return EvidenceState.ABSENT, None, None
+    gaps = [(_row_gap(left[p], right[p]), p) for p in shared]
+    gap, where = max(gaps, key=lambda item: (item[0], -item[1]))
+    return EvidenceState.DIFFERS, gap, where
+
+
+def _rows(evidence: TokenEvidence, prefix: int) -> dict[int, bytes]:
+    """Return the kept rows of the prefix as bits, by position."""
+    positions = range(evidence.tokens) if evidence.positions is None else evidence.positions
+    rows = zip(positions, evidence.chosen, evidence.runner_up, evidence.runner_up_ids, strict=True)
+    return {p: struct.pack("<ffi", c, r, i) for p, c, r, i in rows if p < prefix}
+
+
+def _row_gap(left: bytes, right: bytes) -> float:
+    chosen_a, runner_a, _ = struct.unpack("<ffi", left)
+    chosen_b, runner_b, _ = struct.unpack("<ffi", right)
+    return max(_distance(chosen_a, chosen_b), _distance(runner_a, runner_b))
+
+
+def _distance(a: float, b: float) -> float:
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    gap = abs(a - b)
+    return math.inf if math.isnan(gap) else gap
+
+
+_Key = tuple[Digest, int]
+
+
+def _indexed(calls: Sequence[Call]) -> dict[_Key, tuple[GenerationRequest, list[Generation]]]:
+    """Return requests with their generations by (digest, occurrence), in order."""
+    out: dict[_Key, tuple[GenerationRequest, list[Generation]]] = {}
+    seen: dict[Digest, int] = {}
+    for call in calls:
+        digests = call.batch
+        by_prompt: list[list[Generation]] = [[] for _ in digests]
+        for generation in call.generations:
+            by_prompt[generation.prompt_index].append(generation)
+        for request, digest, generations in zip(call.requests, digests, by_prompt, strict=True):
+            count = seen.get(digest, 0)
+            seen[digest] = count + 1
+            out[digest, count] = (request, generations)
+    return out
+
+
+def compare_calls(reference: Sequence[Call], actual: Sequence[Call]) -> Comparison:
+    """Compare all calls of a cell; requests are matched by digest and occurrence."""
+    left, right = _indexed(reference), _indexed(actual)
+    pairs = [
+        compare_generations(request, a, b)
+        for key, (request, generations) in left.items()
+        if key in right
+        for a, b in zip(generations, right[key][1], strict=True)
+    ]
+    return Comparison(
+        tuple(pairs),
+        tuple(digest for digest, count in left if (digest, count) not in right),
+        tuple(digest for digest, count in right if (digest, count) not in left),
+        [call.batch for call in reference] == [call.batch for call in actual],
+    )

@@ -1,0 +1,271 @@
+"""A notebook, as the dict of its JSON, to its stamped cells. Nothing is executed.
+
+Promotion, the other direction, is in `promotion`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.core.stamp import Stamp, source_digest
+from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.verdict import Facts, Outcome, decide, facts_of
+from jupyter_detllm.errors import NotebookError, StampError, UsageError
+
+__all__ = [
+    "CELL_SCHEMA",
+    "KEY",
+    "NOTEBOOK_SCHEMA",
+    "RUN_KEY",
+    "SKIP_TAG",
+    "CellView",
+    "NotebookView",
+    "check_cell",
+    "read_notebook",
+]
+
+KEY = "detllm"
+RUN_KEY = "detllm_run"
+CELL_SCHEMA = "detllm.cell/1"
+NOTEBOOK_SCHEMA = "detllm.notebook/1"
+SKIP_TAG = "detllm-skip"
+_POLICY_TAG = "detllm-policy-"
+_MAGIC = re.compile(r"\s*%%detgen\b(.*)")
+_NAME = re.compile(r"\s+([A-Za-z_][\w.-]*)(?=\s|$)")
+_POLICY_OPTION = re.compile(r"(?:^|\s)--policy(?:\s+|=)(['\"]?)(\S+)\1(?=\s|$)")
+
+JsonObject: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CellView:
+    """A code cell that generates, or carries a stamp or a reference.
+
+    Attributes
+    ----------
+    number
+        Position in the notebook, from 1, counting all cells.
+    cell_id, name, source
+        Id ("" if none), name ("" if unnamed), source text.
+    skipped
+        Whether the cell is tagged `detllm-skip`.
+    policy
+        Policy of the cell's tag or magic line, or None.
+    actual, reference, previous
+        The stamps, None where absent.
+    actual_json, reference_json
+        The same as stored.
+    same_run
+        Whether the output is the run that was promoted.
+    problems
+        What could not be read, one line each.
+    """
+
+    number: int
+    cell_id: str
+    name: str
+    source: str
+    skipped: bool = False
+    policy: Policy | None = None
+    actual: Stamp | None = None
+    reference: Stamp | None = None
+    previous: Stamp | None = None
+    actual_json: JsonObject | None = None
+    reference_json: JsonObject | None = None
+    same_run: bool = False
+    problems: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name for people: ``cell 3 (haiku)``."""
+        return f"cell {self.number} ({self.name})" if self.name else f"cell {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class NotebookView:
+    """The stamped cells of a notebook and its shared fingerprints by digest."""
+
+    cells: tuple[CellView, ...]
+    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def read_notebook(notebook: Mapping[str, Any]) -> NotebookView:
+    """Return the cells of a notebook that generate or carry stamps.
+
+    Raises
+    ------
+    NotebookError
+        When it is not an nbformat 4 notebook.
+    """
+    _check_format(notebook)
+    fingerprints, problems = _fingerprints(notebook)
+    cells = []
+    names: dict[str, int] = {}
+    for number, cell in enumerate(notebook["cells"], start=1):
+        if not isinstance(cell, dict):
+            raise NotebookError(f"cell {number} is not an object", expected="a notebook")
+        if cell.get("cell_type") == "code":
+            view = _cell(number, cell, fingerprints, names)
+            if view is not None:
+                cells.append(view)
+    return NotebookView(tuple(cells), fingerprints, tuple(problems))
+
+
+def _check_format(notebook: object) -> None:
+    data = _mapping(notebook)
+    version = data.get("nbformat")
+    if isinstance(version, int) and version < 4:
+        raise _old_format(version)
+    if version is None or not isinstance(data.get("cells"), list):
+        raise NotebookError("the file is JSON, but not a notebook", expected="nbformat 4")
+    if version != 4:
+        raise NotebookError(f"the notebook has nbformat {version!r:.20}", expected="nbformat 4")
+
+
+def _old_format(version: int) -> NotebookError:
+    return NotebookError(
+        f"the notebook has nbformat {version}",
+        expected="nbformat 4",
+        fix="jupyter nbconvert --to notebook --inplace FILE",
+    )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _fingerprints(notebook: Mapping[str, Any]) -> tuple[dict[str, Fingerprint], list[str]]:
+    meta = _mapping(_mapping(notebook.get("metadata")).get(KEY))
+    found: dict[str, Fingerprint] = {}
+    problems = []
+    for digest, data in _mapping(meta.get("fingerprints")).items():
+        try:
+            fingerprint = Fingerprint.from_json(data)
+            if str(fingerprint.digest) != digest:
+                raise StampError("a fingerprint in notebook metadata disagrees with its digest")
+        except StampError as error:
+            problems.append(str(error))
+        else:
+            found[digest] = fingerprint
+    return found, problems
+
+
+def _text(value: object) -> str | None:
+    """Return a notebook's multi-line text, a string or a list of strings."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "".join(value)
+    return None
+
+
+def _cell(
+    number: int,
+    cell: JsonObject,
+    fingerprints: Mapping[str, Fingerprint],
+    names: dict[str, int],
+) -> CellView | None:
+    problems: list[str] = []
+    source = _text(cell.get("source"))
+    if source is None:
+        problems.append("the cell's source is not text")
+        source = ""
+    magic = _MAGIC.match(source)
+    stamped, run = _output_stamp(cell)
+    meta = _mapping(_mapping(cell.get("metadata")).get(KEY))
+    if magic is None and stamped is None and not meta:
+        return None
+    tags = _tags(cell)
+    line = magic.group(1) if magic else ""
+    name = _name(line)
+    if name and names.setdefault(name, number) != number:
+        problems.append(f"the name {name!r} is already used by cell {names[name]}")
+    actual = _read(stamped, {}, "the output's stamp", problems)
+    reference_json = meta.get("reference")
+    return CellView(
+        number=number,
+        cell_id=str(cell.get("id", ""))[:64],
+        name=name or (actual.name if actual else ""),
+        source=source,
+        skipped=SKIP_TAG in tags,
+        policy=_policy(tags, line, problems),
+        actual=actual,
+        reference=_read(reference_json, fingerprints, "the cell's reference", problems),
+        previous=_read(meta.get("previous"), fingerprints, "the previous reference", []),
+        actual_json=stamped if isinstance(stamped, dict) else None,
+        reference_json=reference_json if isinstance(reference_json, dict) else None,
+        same_run=run is not None and run == meta.get("recorded_run"),
+        problems=tuple(problems),
+    )
+
+
+def _read(
+    data: object, fingerprints: Mapping[str, Fingerprint], where: str, problems: list[str]
+) -> Stamp | None:
+    if data is None:
+        return None
+    try:
+        return read_stamp(data, fingerprints, where)
+    except StampError as error:
+        problems.append(str(error))
+        return None
+
+
+def _output_stamp(cell: JsonObject) -> tuple[object, str | None]:
+    """Return the last stamp in the cell's outputs, and its run id."""
+    outputs = cell.get("outputs")
+    for output in reversed(outputs if isinstance(outputs, list) else []):
+        metadata = _mapping(_mapping(output).get("metadata"))
+        if KEY in metadata:
+            run = _mapping(metadata.get(RUN_KEY)).get("run_id")
+            return metadata[KEY], run if isinstance(run, str) else None
+    return None, None
+
+
+def _tags(cell: JsonObject) -> frozenset[str]:
+    tags = _mapping(cell.get("metadata")).get("tags")
+    return (
+        frozenset(t for t in tags if isinstance(t, str)) if isinstance(tags, list) else frozenset()
+    )
+
+
+def _name(line: str) -> str:
+    found = _NAME.match(line)
+    return found.group(1) if found else ""
+
+
+def _policy(tags: frozenset[str], line: str, problems: list[str]) -> Policy | None:
+    option = _POLICY_OPTION.search(line)
+    texts = [tag.removeprefix(_POLICY_TAG) for tag in sorted(tags) if tag.startswith(_POLICY_TAG)]
+    text = option.group(2) if option else (texts[0] if texts else None)
+    if text is None:
+        return None
+    try:
+        return Policy.parse(text)
+    except UsageError as error:
+        problems.append(str(error))
+        return None
+
+
+def check_cell(cell: CellView) -> Outcome:
+    """Return the verdict about a cell from what the file holds, and nothing else."""
+    if cell.problems:
+        return decide(Facts(problems=cell.problems))
+    if cell.reference is None or cell.actual is None:
+        return decide(
+            Facts(has_reference=cell.reference is not None, has_actual=cell.actual is not None)
+        )
+    return decide(
+        facts_of(
+            cell.reference,
+            cell.actual,
+            present_source=str(source_digest(cell.source)),
+            same_run=cell.same_run,
+        )
+    )

@@ -1,0 +1,208 @@
+"""Stamps of outputs promoted to references, and removed again: dict in, new dict out.
+
+The lab extension does the same in the browser; both must give equal metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from jupyter_detllm.core.canonical import Json
+from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.notebook import (
+    CELL_SCHEMA,
+    KEY,
+    NOTEBOOK_SCHEMA,
+    RUN_KEY,
+    CellView,
+    JsonObject,
+    read_notebook,
+)
+from jupyter_detllm.core.stamp import STAMP_SCHEMA, Stamp, reference_json, source_digest
+
+__all__ = ["Change", "ChangeKind", "Update", "promote", "strip"]
+
+
+class Update(StrEnum):
+    """Which stamps are promoted.
+
+    `new`: cells without a reference, and cells whose source was changed on purpose.
+    `all`: every cell whose stamp differs from its reference.
+    """
+
+    NEW = "new"
+    ALL = "all"
+
+
+class ChangeKind(StrEnum):
+    """What promotion did with one cell."""
+
+    ADDED = "added"
+    REPLACED = "replaced"
+    UNCHANGED = "unchanged"
+    KEPT = "kept"
+    REFUSED = "refused"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What was done with a cell, and why, in one line."""
+
+    label: str
+    kind: ChangeKind
+    why: str
+
+
+def promote(notebook: JsonObject, update: Update) -> tuple[JsonObject, tuple[Change, ...]]:
+    """Return the notebook with stamps promoted, and what was done per cell.
+
+    The notebook returned is the one given, the same object, when nothing changed.
+    """
+    view = read_notebook(notebook)
+    cells = list(notebook["cells"])
+    changes = []
+    for cell in view.cells:
+        change, meta = _decide(cell, cells[cell.number - 1], update)
+        changes.append(change)
+        if meta is not None:
+            cells[cell.number - 1] = _with_metadata(cells[cell.number - 1], meta)
+    for index, raw in enumerate(cells):
+        # Lab keeps a code cell's metadata when it becomes markdown.
+        if raw.get("cell_type") != "code" and KEY in _metadata(raw):
+            cells[index] = _with_metadata(raw, None)
+            label = f"cell {index + 1}"
+            changes.append(Change(label, ChangeKind.REMOVED, "it is no longer a code cell"))
+    promoted = {**notebook, "cells": cells}
+    shared = _shared(promoted, view.fingerprints)
+    if shared != _metadata(notebook).get(KEY):
+        promoted = _with_metadata(promoted, shared)
+    changed = promoted != notebook
+    return (promoted if changed else notebook), tuple(changes)
+
+
+def _decide(cell: CellView, raw: JsonObject, update: Update) -> tuple[Change, JsonObject | None]:
+    def no(kind: ChangeKind, why: str) -> tuple[Change, None]:
+        return Change(cell.label, kind, why), None
+
+    if cell.problems and not (update is Update.ALL and _only_reference_broken(cell)):
+        return no(ChangeKind.REFUSED, cell.problems[0])
+    if cell.actual is None or cell.actual_json is None:
+        return no(ChangeKind.UNCHANGED, "the output carries no stamp")
+    if source_digest(cell.source) != cell.actual.source:
+        return no(ChangeKind.REFUSED, "the output is of an earlier source: run the cell first")
+    if cell.reference_json is None:
+        return Change(cell.label, ChangeKind.ADDED, "first reference"), _cell_meta(raw, cell)
+    if cell.reference is not None and cell.reference.digest == cell.actual.digest:
+        return no(ChangeKind.UNCHANGED, "equal to its reference")
+    if cell.reference is not None and cell.reference.source != cell.actual.source:
+        return Change(cell.label, ChangeKind.REPLACED, "its source was changed"), _cell_meta(
+            raw, cell
+        )
+    if update is Update.ALL:
+        return Change(cell.label, ChangeKind.REPLACED, "accepted"), _cell_meta(raw, cell)
+    return no(ChangeKind.KEPT, "it differs from its reference under the same source")
+
+
+def _only_reference_broken(cell: CellView) -> bool:
+    """Whether the one problem is a reference of our own schema that can be replaced."""
+    stored = cell.reference_json
+    broken = stored is not None and cell.reference is None
+    ours = stored is not None and stored.get("schema") == STAMP_SCHEMA
+    return broken and ours and cell.actual is not None and len(cell.problems) == 1
+
+
+def _cell_meta(raw: JsonObject, cell: CellView) -> JsonObject:
+    """Return the cell's `detllm` metadata with the actual stamp as its reference."""
+    if cell.actual_json is None:
+        raise AssertionError("only cells with a stamp are promoted")
+    meta: JsonObject = {"schema": CELL_SCHEMA, "reference": reference_json(cell.actual_json)}
+    run = _run_id(raw)
+    if run is not None:
+        meta["recorded_run"] = run
+    if cell.reference is not None and cell.reference_json is not None:
+        meta["previous"] = dict(cell.reference_json)
+    return meta
+
+
+def _run_id(raw: JsonObject) -> str | None:
+    for output in reversed(raw.get("outputs", [])):
+        metadata = output.get("metadata") if isinstance(output, dict) else None
+        if isinstance(metadata, dict) and KEY in metadata:
+            run = metadata.get(RUN_KEY)
+            found = run.get("run_id") if isinstance(run, dict) else None
+            return found if isinstance(found, str) else None
+    return None
+
+
+def _metadata(raw: Mapping[str, Any]) -> JsonObject:
+    found = raw.get("metadata")
+    return found if isinstance(found, dict) else {}
+
+
+def _with_metadata(raw: JsonObject, meta: JsonObject | None) -> JsonObject:
+    """Return the cell or notebook with its `detllm` metadata set, or removed."""
+    metadata = {k: v for k, v in _metadata(raw).items() if k != KEY}
+    if meta is not None:
+        metadata = {**_metadata(raw), KEY: meta}
+    return {**raw, "metadata": metadata}
+
+
+def _shared(notebook: JsonObject, known: Mapping[str, Fingerprint]) -> JsonObject | None:
+    """Return the notebook-level metadata that follows from all references."""
+    view = read_notebook(notebook)
+    references = [cell.reference for cell in view.cells if cell.reference is not None]
+    if not references:
+        return None
+    found = dict(known)
+    for cell in view.cells:
+        if cell.actual is not None and cell.actual.fingerprint is not None:
+            found.setdefault(str(cell.actual.fingerprint_digest), cell.actual.fingerprint)
+    previous = [cell.previous for cell in view.cells if cell.previous is not None]
+    wanted = sorted({str(stamp.fingerprint_digest) for stamp in (*references, *previous)})
+    fingerprints: dict[str, Json] = {d: found[d].to_json() for d in wanted if d in found}
+    return {
+        "schema": NOTEBOOK_SCHEMA,
+        "model": references[0].model.to_json(),
+        "fingerprints": fingerprints,
+        "generations": _generation_digests(references),
+    }
+
+
+def _generation_digests(references: list[Stamp]) -> list[Json]:
+    return [str(reference.generation_digest) for reference in references]
+
+
+def strip(notebook: JsonObject) -> tuple[JsonObject, tuple[Change, ...]]:
+    """Return the notebook without anything of ours, and what was removed."""
+    cells, changes = [], []
+    for number, raw in enumerate(notebook.get("cells", []), start=1):
+        stripped = _stripped_cell(raw) if isinstance(raw, dict) else raw
+        if stripped is not raw:
+            changes.append(Change(f"cell {number}", ChangeKind.REMOVED, "stamp and reference"))
+        cells.append(stripped)
+    result = {**notebook, "cells": cells}
+    if KEY in _metadata(notebook):
+        result = _with_metadata(result, None)
+        changes.append(Change("notebook", ChangeKind.REMOVED, "model, fingerprints, generations"))
+    return (result if changes else notebook), tuple(changes)
+
+
+def _stripped_cell(raw: JsonObject) -> JsonObject:
+    out = _with_metadata(raw, None) if KEY in _metadata(raw) else raw
+    outputs = raw.get("outputs")
+    if isinstance(outputs, list):
+        cleaned = [_stripped_output(output) for output in outputs]
+        if any(a is not b for a, b in zip(cleaned, outputs, strict=True)):
+            out = {**out, "outputs": cleaned}
+    return out
+
+
+def _stripped_output(output: Any) -> Any:
+    metadata = _metadata(output) if isinstance(output, dict) else {}
+    if KEY not in metadata and RUN_KEY not in metadata:
+        return output
+    return {**output, "metadata": {k: v for k, v in metadata.items() if k not in (KEY, RUN_KEY)}}

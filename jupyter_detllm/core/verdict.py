@@ -1,0 +1,275 @@
+"""One verdict per cell, from an ordered table of rules: the first that applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
+from jupyter_detllm.core.fields import spec_of
+from jupyter_detllm.core.fieldspec import Role
+from jupyter_detllm.core.fingerprint import FieldDiff, Fingerprint, diff_fingerprints
+from jupyter_detllm.core.stamp import Stamp
+
+__all__ = ["RULES", "Facts", "Outcome", "Rule", "Verdict", "decide", "facts_of"]
+
+
+class Verdict(StrEnum):
+    """What a check found about one cell, independent of any policy."""
+
+    MATCH = "match"
+    TOKENS_MATCH = "tokens_match"
+    DRIFT = "drift"
+    DIVERGED = "diverged"
+    STALE = "stale"
+    RECORDED = "recorded"
+    UNSTAMPED = "unstamped"
+    NOT_COMPARABLE = "not_comparable"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything a verdict depends on.
+
+    Attributes
+    ----------
+    problems
+        What is wrong with a stamp or with its execution, one line each.
+    has_reference, has_actual
+        Which sides exist.
+    source_changed
+        The cell's present source is not the stamped one.
+    same_run
+        The output still comes from the run that was promoted.
+    incomparable
+        Identity fields that differ, another level, a capability that is missing.
+    fields
+        Numerics fields that differ, batch composition included.
+    comparison
+        The generations compared; None unless both sides exist.
+    """
+
+    problems: tuple[str, ...] = ()
+    has_reference: bool = True
+    has_actual: bool = True
+    source_changed: bool = False
+    same_run: bool = False
+    incomparable: tuple[str, ...] = ()
+    fields: tuple[FieldDiff, ...] = ()
+    comparison: Comparison | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A verdict, the rule that gave it, and its reasons (one line each)."""
+
+    verdict: Verdict
+    rule: str
+    reasons: tuple[str, ...]
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A named rule: `reasons` returns None where the rule does not apply."""
+
+    name: str
+    verdict: Verdict
+    reasons: Callable[[Facts], tuple[str, ...] | None]
+
+
+def _problems(facts: Facts) -> tuple[str, ...] | None:
+    return facts.problems or None
+
+
+def _no_reference(facts: Facts) -> tuple[str, ...] | None:
+    if facts.has_reference:
+        return None
+    what = "no reference yet" if facts.has_actual else "neither stamp nor reference"
+    return (f"{what}: nothing was verified",)
+
+
+def _no_actual(facts: Facts) -> tuple[str, ...] | None:
+    if facts.has_actual:
+        return None
+    return ("the output carries no stamp (cleared or stripped); the reference is still there",)
+
+
+def _source_changed(facts: Facts) -> tuple[str, ...] | None:
+    return ("the cell's source is not the stamped one",) if facts.source_changed else None
+
+
+def _same_run(facts: Facts) -> tuple[str, ...] | None:
+    if not facts.same_run:
+        return None
+    return ("the output is the run that was promoted: nothing was compared",)
+
+
+def _incomparable(facts: Facts) -> tuple[str, ...] | None:
+    return facts.incomparable or None
+
+
+def _other_requests(facts: Facts) -> tuple[str, ...] | None:
+    comparison = facts.comparison
+    if comparison is None or comparison.complete:
+        return None
+    if comparison.nested and not comparison.tokens_equal:
+        return None  # what both sides hold differs: that is explained, not set aside
+    return (
+        f"the requests differ: {len(comparison.missing)} recorded were not made, "
+        f"{len(comparison.extra)} made were not recorded",
+    )
+
+
+def _tokens_differ(facts: Facts) -> bool:
+    return facts.comparison is not None and not facts.comparison.tokens_equal
+
+
+def _drift(facts: Facts) -> tuple[str, ...] | None:
+    if not _tokens_differ(facts) or not facts.fields:
+        return None
+    return tuple(str(diff) for diff in facts.fields)
+
+
+def _diverged(facts: Facts) -> tuple[str, ...] | None:
+    return ("no numerics field differs",) if _tokens_differ(facts) else None
+
+
+def _match(facts: Facts) -> tuple[str, ...] | None:
+    comparison = facts.comparison
+    if comparison is None or comparison.evidence is not EvidenceState.BITWISE:
+        return None
+    if not comparison.text_equal:
+        return None
+    return ("tokens, finish reasons and evidence are bitwise equal",)
+
+
+def _tokens_match(facts: Facts) -> tuple[str, ...] | None:
+    comparison = facts.comparison
+    if comparison is None:
+        return None
+    if not comparison.text_equal:
+        return ("tokens are equal, but they were decoded to another text",)
+    if comparison.evidence is EvidenceState.ABSENT:
+        return ("tokens are equal; evidence is absent on a side",)
+    return (f"tokens are equal; logprobs differ by up to {comparison.gap:.3g}",)
+
+
+def _nothing(facts: Facts) -> tuple[str, ...] | None:
+    return ("nothing was compared",)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("problem", Verdict.ERROR, _problems),
+    Rule("no-reference", Verdict.UNSTAMPED, _no_reference),
+    Rule("no-actual", Verdict.UNSTAMPED, _no_actual),
+    Rule("source-changed", Verdict.STALE, _source_changed),
+    Rule("same-run", Verdict.RECORDED, _same_run),
+    Rule("incomparable", Verdict.NOT_COMPARABLE, _incomparable),
+    Rule("other-requests", Verdict.STALE, _other_requests),
+    Rule("drift", Verdict.DRIFT, _drift),
+    Rule("diverged", Verdict.DIVERGED, _diverged),
+    Rule("match", Verdict.MATCH, _match),
+    Rule("tokens-match", Verdict.TOKENS_MATCH, _tokens_match),
+    # Reached only when neither rule above found anything to compare.
+    Rule("nothing-compared", Verdict.ERROR, _nothing),
+)
+
+
+def decide(facts: Facts) -> Outcome:
+    """Return the outcome of the first rule that applies; exactly one always does."""
+    for rule in RULES:
+        reasons = rule.reasons(facts)
+        if reasons is not None:
+            return Outcome(rule.verdict, rule.name, reasons, facts)
+    raise AssertionError("the last rule applies to everything")
+
+
+def facts_of(
+    reference: Stamp,
+    actual: Stamp,
+    *,
+    present_source: str | None = None,
+    same_run: bool = False,
+) -> Facts:
+    """Return the facts about two stamps.
+
+    Parameters
+    ----------
+    reference, actual
+        Expected and present side.
+    present_source
+        Digest string of the cell's source as it stands now; None skips the source
+        rule (two cells are compared on purpose).
+    same_run
+        Whether the actual side is the run that was promoted.
+    """
+    changed = present_source is not None and {present_source} != {
+        str(reference.source),
+        str(actual.source),
+    }
+    comparison = compare_calls(reference.calls, actual.calls)
+    return Facts(
+        source_changed=changed,
+        same_run=same_run,
+        incomparable=_incomparables(reference, actual),
+        fields=_numerics(reference, actual, comparison),
+        comparison=comparison,
+    )
+
+
+def _incomparables(reference: Stamp, actual: Stamp) -> tuple[str, ...]:
+    out = []
+    theirs = actual.model.digests()
+    for part, digest in reference.model.digests().items():
+        if digest != theirs[part]:
+            label = part.replace("_", " ")
+            out.append(
+                f"another model: the {label} digest is {_short(theirs[part])}, "
+                f"recorded was {_short(digest)}"
+            )
+    if reference.level is not actual.level:
+        out.append(f"another level: {actual.level}, recorded was {reference.level}")
+    return tuple(out)
+
+
+def _short(digest: object) -> str:
+    return "absent" if digest is None else str(digest)[:19]
+
+
+def _numerics(reference: Stamp, actual: Stamp, comparison: Comparison) -> tuple[FieldDiff, ...]:
+    diffs = [diff for diff in _fingerprint_diffs(reference, actual) if diff.role is Role.NUMERICS]
+    if not comparison.batch_equal:
+        diffs.append(_batch_diff(reference, actual))
+    return tuple(sorted(diffs, key=lambda d: (-d.weight, d.name)))
+
+
+def _fingerprint_diffs(reference: Stamp, actual: Stamp) -> tuple[FieldDiff, ...]:
+    if reference.fingerprint_digest == actual.fingerprint_digest:
+        return ()
+    if reference.fingerprint is None or actual.fingerprint is None:
+        why = "The recorded fingerprint is not in the notebook, so its fields are unknown."
+        left, right = reference.fingerprint_digest.short, actual.fingerprint_digest.short
+        return (FieldDiff("fingerprint", Role.NUMERICS, left, right, why, "", 50),)
+    return diff_fingerprints(
+        Fingerprint(reference.fingerprint.numerics), Fingerprint(actual.fingerprint.numerics)
+    )
+
+
+def _batch_diff(reference: Stamp, actual: Stamp) -> FieldDiff:
+    left, right = _batch_text(reference), _batch_text(actual)
+    if left == right:
+        right = f"{right}, in another order or company"
+    spec = spec_of("engine.batch")
+    if spec is None:
+        raise AssertionError("engine.batch is a row of FIELDS")
+    return FieldDiff(spec.name, spec.role, left, right, spec.why, spec.align, spec.weight)
+
+
+def _batch_text(stamp: Stamp) -> str:
+    sizes = [len(call.requests) for call in stamp.calls]
+    calls = f" in {len(sizes)} calls" if len(sizes) > 1 else ""
+    total = sum(sizes)
+    return f"{total} request{'' if total == 1 else 's'} together{calls}"
