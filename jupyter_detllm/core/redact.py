@@ -1,0 +1,152 @@
+"""What must never be stored: secrets, the home folder, the user's name.
+
+Two ways, used together: of the environment only allow-listed variables are read
+at all, and every text that may hold a path or a log line is redacted. The second
+is best effort, the first is the rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+__all__ = [
+    "ALLOWED_ENV",
+    "ALLOWED_ENV_PREFIXES",
+    "REDACTED",
+    "allowed_environment",
+    "env_allowed",
+    "looks_secret",
+    "redact_text",
+]
+
+REDACTED = "<redacted>"
+
+ALLOWED_ENV = frozenset(
+    {
+        "ATEN_CPU_CAPABILITY",
+        "HF_HUB_OFFLINE",
+        "NVIDIA_TF32_OVERRIDE",
+        "PYTHONHASHSEED",
+        "QUANTIZATION_DETERMINISTIC",
+        "TOKENIZERS_PARALLELISM",
+        "TRANSFORMERS_OFFLINE",
+    }
+)
+ALLOWED_ENV_PREFIXES = (
+    "CUBLAS",
+    "CUDA_",
+    "CUDNN_",
+    "DNNL_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "NCCL_",
+    "OMP_",
+    "ONEDNN_",
+    "OPENBLAS_",
+    "TORCH",
+    "TRITON_",
+    "VLLM_",
+)
+
+_SECRET_WORDS = frozenset(
+    {"auth", "cookie", "credential", "credentials", "key", "keys", "pat", "pwd", "token"}
+)
+_SECRET_PARTS = ("apikey", "authtoken", "credential", "passphrase", "passwd", "password", "secret")
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+def looks_secret(name: str) -> bool:
+    """Tell whether a variable or option of this name is likely to hold a secret.
+
+    ``HF_TOKEN`` and ``apiKey`` are; ``TOKENIZERS_PARALLELISM`` and ``max_tokens`` are not.
+    """
+    lowered = name.lower()
+    if any(part in lowered for part in _SECRET_PARTS):
+        return True
+    return any(word.lower() in _SECRET_WORDS for word in _WORDS.findall(name))
+
+
+def env_allowed(name: str) -> bool:
+    """Tell whether the environment variable `name` may be read into a record."""
+    listed = name in ALLOWED_ENV or name.startswith(ALLOWED_ENV_PREFIXES)
+    return listed and not looks_secret(name)
+
+
+# Token shapes that are secret whatever stands before them.
+_SHAPES = re.compile(
+    r"""-----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----.*?(?:-----END[ ][A-Z ]*PRIVATE[ ]KEY-----|\Z)
+    | \b(?:hf|gh[pousr]|glpat|npm|pypi|nvapi|sk|rk|pk)[_-][A-Za-z0-9_-]{16,}
+    | \bgithub_pat_[A-Za-z0-9_]{20,}
+    | \bxox[a-z]-[A-Za-z0-9-]{10,}
+    | \b(?:AKIA|ASIA)[A-Z0-9]{16}\b
+    | \bAIza[A-Za-z0-9_-]{30,}
+    | \beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_URL_CREDENTIALS = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@'\"]+@")
+_BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}")
+# NAME=value, NAME: value, "NAME": "value"; whether NAME is secret is looks_secret's word.
+_ASSIGNED = re.compile(
+    r"""(?P<name>[A-Za-z][A-Za-z0-9_-]{1,63})(?P<sep>["']?[ ]?[=:][ ]?)
+    (?P<value>"[^"\n]*"|'[^'\n]*'|[^\s,;"'&]+)""",
+    re.VERBOSE,
+)
+
+
+def _mask_assignment(match: re.Match[str]) -> str:
+    name, value = match["name"], match["value"].strip("\"'")
+    certain = any(part in name.lower() for part in _SECRET_PARTS)
+    # "eos token: 2" and "key: yes" are no secrets; a short password is one.
+    if value and (certain or (looks_secret(name) and len(value) >= 8)):
+        return f"{name}{match['sep']}{REDACTED}"
+    return match[0]
+
+
+def _fold_home(text: str, home: str) -> str:
+    for form in {home, home.replace("\\", "/"), home.replace("/", "\\")}:
+        stem = form.rstrip("/\\")
+        # A home of "/" or "C:" would fold every path of the machine.
+        if len(stem) > 2:
+            text = re.sub(re.escape(stem) + r"(?![\w.-])", "~", text)
+    return text
+
+
+def _hide_user(text: str, user: str) -> str:
+    if not user:
+        return text
+    name = re.escape(user)
+    text = re.sub(rf"(?<=[/\\]){name}(?![\w.-])", "<user>", text)
+    return re.sub(rf"(?<![\w.-]){name}(?=@)", "<user>", text)
+
+
+def redact_text(text: str, *, home: str = "", user: str = "") -> str:
+    """Return `text` without secrets, home folder and user name.
+
+    Parameters
+    ----------
+    text
+        A path, a log line, a message.
+    home
+        The user's home folder; it becomes ``~`` in every path.
+    user
+        The user's login name; as a path segment or before ``@`` it becomes ``<user>``.
+    """
+    text = _SHAPES.sub(REDACTED, text)
+    text = _URL_CREDENTIALS.sub(rf"\g<scheme>{REDACTED}@", text)
+    text = _BEARER.sub(rf"\g<kind> {REDACTED}", text)
+    text = _ASSIGNED.sub(_mask_assignment, text)
+    return _hide_user(_fold_home(text, home) if home else text, user)
+
+
+def allowed_environment(
+    environ: Mapping[str, str], *, home: str = "", user: str = ""
+) -> dict[str, str]:
+    """Return the allow-listed variables of `environ`, redacted, sorted by name."""
+    return {
+        name: redact_text(environ[name], home=home, user=user)
+        for name in sorted(environ)
+        if env_allowed(name)
+    }
