@@ -1,0 +1,263 @@
+"""The tables of environment variables: set by us, only recorded, and without effect.
+
+A determinism control is a row of ENV_CONTROLS. It is in force only when it is set
+before its event; `jupyter_detllm.controls.guard` sees to that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.probes.platform import Platform
+
+__all__ = [
+    "AVAILABLE_LEVELS",
+    "ENV_CONTROLS",
+    "NO_EFFECT",
+    "RECORDED",
+    "EnvControl",
+    "Event",
+    "Modifier",
+    "NoEffect",
+    "RecordedVariable",
+    "control_named",
+]
+
+
+class Event(StrEnum):
+    """What a control must precede, in the order in which it happens."""
+
+    INTERPRETER_START = "Python starts"
+    TORCH_IMPORT = "torch is imported"
+    CUDA_START = "CUDA starts"
+    VLLM_IMPORT = "vllm is imported"
+    ENGINE_START = "the engine starts"
+
+
+class Modifier(StrEnum):
+    """A debugging option that brings a control of its own; the value is the option's name."""
+
+    LAUNCH_BLOCKING = "launch-blocking"
+    NO_TF32 = "no-tf32"
+    TORCH_DETERMINISTIC = "torch-deterministic"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvControl:
+    """One environment variable that we set because it changes results.
+
+    Attributes
+    ----------
+    name, value
+        What is set; a value of None means the number of threads the process computes
+        with, so that it is pinned and not chosen.
+    levels, modifiers
+        Any of these asks for it.
+    platform
+        Where it is read; None means everywhere.
+    engines
+        Engines that read it (``vllm``), or ``any``.
+    precedes
+        The event before which it must be set.
+    why, evidence
+        One sentence why; where that was measured or read.
+    elsewhere
+        What it does on another platform when the user has set it there.
+    """
+
+    name: str
+    value: str | None
+    levels: frozenset[Level]
+    platform: Platform | None
+    engines: tuple[str, ...]
+    precedes: Event
+    why: str
+    evidence: str
+    modifiers: frozenset[Modifier] = frozenset()
+    elsewhere: str = "it is not read here"
+
+    def wanted(self, level: Level, modifiers: frozenset[Modifier]) -> bool:
+        """Tell whether level or modifiers ask for this control."""
+        return level in self.levels or bool(self.modifiers & modifiers)
+
+    def applies(self, platform: Platform, engine: str) -> bool:
+        """Tell whether anything reads the control on `platform` with `engine`."""
+        return self.platform in (None, platform) and bool({"any", engine} & set(self.engines))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedVariable:
+    """A variable that changes results, is the user's choice, and is never set by us."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """A variable in circulation that changes no result here; named, never set."""
+
+    name: str
+    why: str
+    instead: str = ""
+
+
+#: Levels that can be had today. `invariant` joins when its method has a self-test.
+AVAILABLE_LEVELS: tuple[Level, ...] = (Level.SEEDED, Level.REPEATABLE)
+
+_ALL = frozenset(Level)
+_REPEATABLE = frozenset({Level.REPEATABLE, Level.INVARIANT})
+_INVARIANT = frozenset({Level.INVARIANT})
+_NONE: frozenset[Level] = frozenset()
+_VLLM = ("vllm",)
+
+ENV_CONTROLS: tuple[EnvControl, ...] = (
+    EnvControl(
+        "PYTHONHASHSEED",
+        "0",
+        _ALL,
+        None,
+        ("any",),
+        Event.INTERPRETER_START,
+        "Hashes of text, and with them the order of sets, repeat from process to process.",
+        "Measured on CPU: no effect on generated tokens or logprobs.",
+    ),
+    EnvControl(
+        "OMP_NUM_THREADS",
+        None,
+        _ALL,
+        Platform.CPU,
+        ("any",),
+        Event.TORCH_IMPORT,
+        "CPU attention splits its KV range by thread count, which changes rounding; the "
+        "count the process computes with is pinned.",
+        "Measured on CPU: 1 against 2 threads changed 1 of 12 greedy texts.",
+        elsewhere="on CUDA it only keeps vLLM from reducing its CPU threads",
+    ),
+    EnvControl(
+        "TORCHDYNAMO_DISABLE",
+        "1",
+        _ALL,
+        Platform.CPU,
+        _VLLM,
+        Event.VLLM_IMPORT,
+        "The one function vLLM compiles for logprobs runs as written: no compile cache to "
+        "depend on, no C++ compiler needed, 12 s saved. Your own torch.compile is off as well.",
+        "Measured on CPU: results bitwise equal. Source: torch reads it at every torch.compile.",
+        elsewhere="on CUDA it switches off the compiled model, which is much slower",
+    ),
+    EnvControl(
+        "VLLM_ENABLE_V1_MULTIPROCESSING",
+        "0",
+        _REPEATABLE,
+        None,
+        _VLLM,
+        Event.ENGINE_START,
+        "In a process of its own the engine schedules requests as they arrive, so that the "
+        "batch depends on timing.",
+        "Measured on CPU: with it on, the same batch twice gave 11 of 12 equal logprobs.",
+    ),
+    EnvControl(
+        "VLLM_CPU_ATTN_SPLIT_KV",
+        "0",
+        _INVARIANT,
+        Platform.CPU,
+        _VLLM,
+        Event.ENGINE_START,
+        "Splitting the KV range by free threads makes a result depend on the size of the batch.",
+        "Measured on CPU: with it off, batches of any composition gave 12 of 12 equal logprobs.",
+    ),
+    EnvControl(
+        "VLLM_BATCH_INVARIANT",
+        "1",
+        _INVARIANT,
+        Platform.CUDA,
+        _VLLM,
+        Event.VLLM_IMPORT,
+        "vLLM replaces the kernels whose result depends on the size of the batch.",
+        "Measured on an H200 with TRITON_ATTN: no difference in any batch composition.",
+        elsewhere="on CPU vLLM fails with it at the first generation: unset it",
+    ),
+    EnvControl(
+        "VLLM_USE_FLASHINFER_SAMPLER",
+        "0",
+        _REPEATABLE,
+        Platform.CUDA,
+        _VLLM,
+        Event.ENGINE_START,
+        "FlashInfer's sampler draws in another way than the seeded one.",
+        "Reported: vLLM issue 51187.",
+    ),
+    EnvControl(
+        "CUBLAS_WORKSPACE_CONFIG",
+        ":4096:8",
+        _REPEATABLE,
+        Platform.CUDA,
+        ("any",),
+        Event.CUDA_START,
+        "With a fixed workspace cuBLAS sums in the same order on every stream.",
+        "PyTorch's notes on randomness; vLLM's own invariant mode replaces the value.",
+        modifiers=frozenset({Modifier.TORCH_DETERMINISTIC}),
+    ),
+    EnvControl(
+        "CUDA_LAUNCH_BLOCKING",
+        "1",
+        _NONE,
+        Platform.CUDA,
+        ("any",),
+        Event.CUDA_START,
+        "Kernels run one after the other: slow, and only to find where an error comes from.",
+        "Source: nothing in vLLM reads it.",
+        modifiers=frozenset({Modifier.LAUNCH_BLOCKING}),
+    ),
+    EnvControl(
+        "NVIDIA_TF32_OVERRIDE",
+        "0",
+        _NONE,
+        Platform.CUDA,
+        ("any",),
+        Event.CUDA_START,
+        "cuBLAS never rounds float32 operands to TF32.",
+        "Source: vLLM's default precision is already without TF32; bf16 and fp16 are untouched.",
+        modifiers=frozenset({Modifier.NO_TF32}),
+    ),
+)
+
+RECORDED: tuple[RecordedVariable, ...] = (
+    RecordedVariable("ATEN_CPU_CAPABILITY", "torch's CPU kernels follow it"),
+    RecordedVariable("MKL_CBWR", "MKL's kernels follow it"),
+    RecordedVariable("MKL_ENABLE_INSTRUCTIONS", "MKL's kernels follow it"),
+    RecordedVariable("MKL_NUM_THREADS", "torch takes its thread count from it"),
+    RecordedVariable("NCCL_ALGO", "the order of sums between GPUs follows it"),
+    RecordedVariable("NCCL_PROTO", "the order of sums between GPUs follows it"),
+    RecordedVariable("ONEDNN_DEFAULT_FPMATH_MODE", "oneDNN may compute in a smaller type"),
+    RecordedVariable("ONEDNN_MAX_CPU_ISA", "oneDNN's kernels follow it"),
+    RecordedVariable("OPENBLAS_CORETYPE", "OpenBLAS's kernels follow it"),
+    RecordedVariable("TORCH_COMPILE_DISABLE", "what would be compiled runs as written"),
+    RecordedVariable("VLLM_FLOAT32_MATMUL_PRECISION", "float32 products may use TF32"),
+    RecordedVariable("VLLM_TRITON_FORCE_FIRST_CONFIG", "Triton kernels are not chosen by timing"),
+    RecordedVariable("VLLM_USE_V2_MODEL_RUNNER", "seeds become noise in another way"),
+)
+
+NO_EFFECT: tuple[NoEffect, ...] = (
+    NoEffect("QUANTIZATION_DETERMINISTIC", "neither vLLM, transformers nor torch reads it"),
+    NoEffect(
+        "VLLM_ATTENTION_BACKEND",
+        "this vLLM does not read it",
+        "%detllm use MODEL --attention-backend FLASH_ATTN (the name is not FLASH_ATTENTION)",
+    ),
+    NoEffect("VLLM_USE_V1", "this vLLM has one engine and does not read it"),
+    NoEffect("VLLM_SEED", "vLLM has no such variable", "%detllm --seed N"),
+    NoEffect("TF_DETERMINISTIC_OPS", "it is TensorFlow's"),
+    NoEffect("TF_CUDNN_DETERMINISTIC", "it is TensorFlow's"),
+    NoEffect("TOKENIZERS_PARALLELISM", "it changes speed and a warning, no token"),
+)
+
+_BY_NAME = {control.name: control for control in ENV_CONTROLS}
+
+
+def control_named(name: str) -> EnvControl:
+    """Return the row of `name`; raise `KeyError` for a variable that is no control."""
+    return _BY_NAME[name]

@@ -1,0 +1,209 @@
+"""Sets what is still in time, and says of the rest that it is late and what to do.
+
+A variable that is set after the event it must precede is not in force, so it is
+not set at all: the environment never shows a value that nobody read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, MutableMapping
+
+from jupyter_detllm.controls.environ import (
+    AVAILABLE_LEVELS,
+    ENV_CONTROLS,
+    NO_EFFECT,
+    RECORDED,
+    EnvControl,
+    Event,
+    Modifier,
+    control_named,
+)
+from jupyter_detllm.controls.ledger import (
+    MARKER,
+    ProcessView,
+    marker_text,
+    observed_events,
+    read_live,
+)
+from jupyter_detllm.controls.report import ControlEntry, ControlReport, ControlState
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.redact import redact_text
+from jupyter_detllm.errors import ControlError
+from jupyter_detllm.probes.platform import Platform, compute_platform
+from jupyter_detllm.probes.process import (
+    home_and_user,
+    initial_environment,
+    physical_cores,
+    usable_cpus,
+)
+
+__all__ = ["apply", "check_level", "kernel_environment", "observed_events"]
+
+_RESTART = "restart the kernel and run `%detllm` first"
+_KERNELSPEC = "`jupyter detllm kernel install` makes a kernel that sets it before Python starts"
+
+
+def check_level(level: Level) -> None:
+    """Refuse a level that cannot be had, in one line that says which can."""
+    if level not in AVAILABLE_LEVELS:
+        names = " or ".join(AVAILABLE_LEVELS)
+        raise ControlError(
+            f"the level '{level}' is not available in this version",
+            expected=names,
+            fix=f"%detllm --level {AVAILABLE_LEVELS[-1]}",
+        )
+
+
+def _requested(control: EnvControl, process: ProcessView) -> str:
+    if control.value is not None:
+        return control.value
+    known, live = read_live(control.name, process.modules)
+    if known and live:
+        return live
+    ours = process.ours().get(control.name)
+    # MKL, which torch's default follows, counts physical cores within the affinity.
+    default = str(max(1, min(physical_cores(), usable_cpus())))
+    return ours or process.environ.get("MKL_NUM_THREADS") or default
+
+
+def apply(
+    level: Level,
+    modifiers: Iterable[Modifier] = (),
+    *,
+    engine_started: bool = False,
+    engine: str = "vllm",
+    platform: Platform | None = None,
+    environ: MutableMapping[str, str] | None = None,
+    modules: Mapping[str, object] | None = None,
+    initial: Mapping[str, str] | None = None,
+) -> ControlReport:
+    """Set every control that is asked for and still in time; report them all.
+
+    A second call changes nothing and reports what the first set as ``already``.
+
+    Parameters
+    ----------
+    level, modifiers
+        What is asked for.
+    engine_started
+        Whether an engine of ours runs.
+    engine
+        Which engine runs or is to be started.
+    platform, environ, modules, initial
+        The process; found out where not given.
+
+    Raises
+    ------
+    ControlError
+        For a level that is not available in this version.
+    """
+    check_level(level)
+    modules = sys.modules if modules is None else modules
+    process = ProcessView(
+        os.environ if environ is None else environ,
+        initial_environment() if initial is None and environ is None else initial,
+        modules,
+        observed_events(modules, engine_started=engine_started),
+    )
+    where = platform or compute_platform()
+    chosen = frozenset(modifiers)
+    entries = [
+        _settle(control, control.applies(where, engine), control.wanted(level, chosen), process)
+        for control in ENV_CONTROLS
+    ]
+    recorded = [_recorded(row.name, row.why, process) for row in RECORDED]
+    present = tuple(row for row in NO_EFFECT if row.name in process.environ)
+    return ControlReport(
+        level,
+        where,
+        process.events,
+        tuple(entry for entry in (*entries, *recorded) if entry is not None),
+        present,
+    )
+
+
+def _recorded(name: str, why: str, process: ProcessView) -> ControlEntry | None:
+    value = process.environ.get(name)
+    if value is None:
+        return None
+    shown = _shown(value)
+    return ControlEntry(name, ControlState.USER, None, shown, f"set by you: {why}", by_user=True)
+
+
+def _shown(value: str | None) -> str | None:
+    """Return a value as it may be stored: a variable can hold anything."""
+    if value is None:
+        return None
+    home, user = home_and_user()
+    return redact_text(value, home=home, user=user)[:100]
+
+
+def _settle(control: EnvControl, applies: bool, wanted: bool, process: ProcessView) -> ControlEntry:
+    """Decide about one control, and set it if that is the decision."""
+    passed = control.precedes in process.events
+    if not (applies and wanted):
+        return _unwanted(control, applies, passed, process)
+    requested = _requested(control, process)
+    if passed:
+        return _too_late_to_set(control, requested, process)
+    current = process.environ.get(control.name)
+    if current is None or (process.is_ours(control.name) and current != requested):
+        process.put(control.name, requested)
+        return ControlEntry(control.name, ControlState.SET, requested, requested, control.why)
+    if process.is_ours(control.name):
+        return ControlEntry(control.name, ControlState.ALREADY, requested, requested, control.why)
+    return ControlEntry(
+        control.name, ControlState.USER, requested, _shown(current), "set by you", by_user=True
+    )
+
+
+def _unwanted(
+    control: EnvControl, applies: bool, passed: bool, process: ProcessView
+) -> ControlEntry:
+    """Answer for a control that is not asked for here, and take back one of ours."""
+    name = control.name
+    current = process.environ.get(name)
+    if process.is_ours(name) and not passed:
+        process.take_back(name)
+        current = None
+    if current is None:
+        reason = "not asked for at this level" if applies else control.elsewhere
+        return ControlEntry(name, ControlState.NOT_APPLICABLE, None, None, reason)
+    if process.is_ours(name):
+        reason = f"set earlier and in force until the end of the process: {_RESTART}"
+        return ControlEntry(name, ControlState.LATE, None, _shown(current), reason)
+    reason = "set by you" if applies else f"set by you; {control.elsewhere}"
+    state = ControlState.USER if applies else ControlState.NOT_APPLICABLE
+    return ControlEntry(name, state, None, _shown(current), reason, by_user=True)
+
+
+def _too_late_to_set(control: EnvControl, requested: str, process: ProcessView) -> ControlEntry:
+    """Answer for a control whose event has happened: what is in force stays."""
+    name = control.name
+    current = process.environ.get(name)
+    in_force = process.in_force(control)
+    theirs = current is not None and not process.is_ours(name)
+    if in_force == requested and not theirs:
+        return ControlEntry(name, ControlState.ALREADY, requested, in_force, control.why)
+    if theirs and in_force == current:
+        return ControlEntry(
+            name, ControlState.USER, requested, _shown(current), "set by you", by_user=True
+        )
+    way_out = _KERNELSPEC if control.precedes is Event.INTERPRETER_START else _RESTART
+    reason = f"must be set before {control.precedes}: {way_out}"
+    return ControlEntry(
+        name, ControlState.LATE, requested, _shown(in_force), reason, by_user=theirs
+    )
+
+
+def kernel_environment(
+    level: Level, modifiers: Iterable[Modifier] = (), *, platform: Platform | None = None
+) -> dict[str, str]:
+    """Return the variables a kernelspec sets before Python starts, with our marker."""
+    environ: dict[str, str] = {}
+    apply(level, modifiers, platform=platform, environ=environ, modules={}, initial={})
+    environ["PYTHONHASHSEED"] = str(control_named("PYTHONHASHSEED").value)
+    ours = {name: value for name, value in environ.items() if name != MARKER}
+    return {**ours, MARKER: marker_text(ours)}

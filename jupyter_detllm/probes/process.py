@@ -1,0 +1,83 @@
+"""The process itself: its environment at start, its hash seed, the CPUs it may use."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+__all__ = [
+    "hash_seed_in_force",
+    "home_and_user",
+    "initial_environment",
+    "physical_cores",
+    "usable_cpus",
+]
+
+
+@cache
+def initial_environment() -> MappingProxyType[str, str] | None:
+    """Return the environment the process was started with; None where that is unknown.
+
+    Linux keeps it in ``/proc/self/environ``, whatever ``os.environ`` became since.
+    """
+    try:
+        raw = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (item.partition(b"=") for item in raw.split(b"\0") if b"=" in item)
+    return MappingProxyType({os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs})
+
+
+def hash_seed_in_force() -> str:
+    """Return the value of PYTHONHASHSEED this interpreter started with.
+
+    ``random`` when hashes of text differ from one process to the next, ``unknown``
+    when the platform cannot tell a fixed seed from one that was set afterwards.
+    """
+    if sys.flags.ignore_environment:
+        return "random"
+    if not sys.flags.hash_randomization:
+        return "0"
+    initial = initial_environment()
+    if initial is not None:
+        return initial.get("PYTHONHASHSEED") or "random"
+    return "unknown" if os.environ.get("PYTHONHASHSEED", "random") != "random" else "random"
+
+
+def usable_cpus() -> int:
+    """Return how many logical CPUs this process may run on (its affinity)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@cache
+def physical_cores() -> int:
+    """Return how many physical cores the machine has; logical CPUs where unknown."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return os.cpu_count() or 1
+    cores = set()
+    socket = ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "physical id":
+            socket = value.strip()
+        elif key.strip() == "core id":
+            cores.add((socket, value.strip()))
+    return len(cores) or os.cpu_count() or 1
+
+
+@cache
+def home_and_user() -> tuple[str, str]:
+    """Return home folder and login name, only to remove them from texts."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        user = ""  # a container may run under a user id without a name
+    return os.path.expanduser("~"), user
