@@ -1,0 +1,1 @@
+"""Set-up and gates of a checkout; standard library only."""
