@@ -78,7 +78,7 @@ def root_seed() -> int | None:
 
 
 def _checked(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+    if type(seed) is not int or not 0 <= seed <= MAX_SEED:
         raise ControlError(
             f"{str(seed)[:40]} is not a seed",
             expected="an integer from 0 to 2**63 - 1",

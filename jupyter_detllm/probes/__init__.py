@@ -1,5 +1,52 @@
-"""Reads the world: one collector per group of the fingerprint."""
+"""Reads the world: one collector per group of the fingerprint.
+
+Nothing heavy is imported to read anything: versions come from metadata, GPUs from
+the driver's library without a CUDA context, torch's state from a torch that is
+already there.
+"""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from collections.abc import Mapping
+from typing import Protocol
+
+from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
+from jupyter_detllm.probes import hardware, software, torch_probe
+
+__all__ = ["HasFields", "collect_environment"]
+
+
+class HasFields(Protocol):
+    """A report that has fields of its own, as the report on the controls has."""
+
+    def fields(self) -> dict[str, FieldValue]:
+        """Return the fields by name."""
+        ...
+
+
+def collect_environment(
+    *,
+    control_report: HasFields | None = None,
+    engine_fields: Mapping[str, FieldValue] | None = None,
+    model_fields: Mapping[str, FieldValue] | None = None,
+) -> Fingerprint:
+    """Return the fingerprint of this process as it is now.
+
+    Parameters
+    ----------
+    control_report
+        What became of the determinism controls.
+    engine_fields
+        `engine.*` fields, resolved in the live engine.
+    model_fields
+        `model.*` fields.
+    """
+    values: dict[str, FieldValue] = {
+        **software.collect(),
+        **hardware.collect(),
+        **torch_probe.collect(),
+        **(control_report.fields() if control_report is not None else {}),
+        **(engine_fields or {}),
+        **(model_fields or {}),
+    }
+    return Fingerprint.build({name: value for name, value in values.items() if value is not None})

