@@ -1,0 +1,244 @@
+"""An engine without a model: deterministic texts, and every way in which one can go wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jupyter_detllm.core.canonical import canonical_bytes, digest_of
+from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.generation import (
+    GenerationRequest,
+    Prompt,
+    PromptKind,
+    ResolvedPrompt,
+)
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.engines.base import (
+    Capabilities,
+    EngineSpec,
+    GenerationResult,
+    Progress,
+    ProgressCallback,
+    RunStats,
+    SamplingOptions,
+    ShutdownReport,
+)
+from jupyter_detllm.engines.fake_options import ENGINE_DEFAULTS, FakeOptions
+from jupyter_detllm.engines.fake_sequence import Drift, FakeSequence, resolve_sampling
+from jupyter_detllm.engines.fake_text import Tokenizer
+from jupyter_detllm.errors import EngineError, EngineStartError, RequestError
+
+__all__ = ["FakeEngine"]
+
+_NOT_IN_STATE = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
+
+
+class FakeEngine:
+    """Texts from hashes: same request, same tokens and logprobs, bit for bit.
+
+    Tokens follow from prompt tokens, sampling parameters and, unless greedy, the seed.
+    A longer `max_tokens` continues the same text. Logprobs are multiples of 1/4096, so
+    float32 holds them exactly.
+
+    Parameters
+    ----------
+    spec
+        `spec.options` may hold, as booleans, integers or text:
+
+        ``weights``, ``tokenizer``, ``chat_template``
+            Any text; another one is another model (digest and results).
+        ``dtype``, ``attention_backend``, ``max_num_seqs``, ... (`ENGINE_DEFAULTS`)
+            As vLLM spells them; another value shows in `fields` and drifts.
+        ``drift_field``
+            ``NAME=VALUE``: `fields` also returns that fingerprint field; a numerics
+            field drifts, an informational one changes nothing.
+        ``drift_salt``
+            Any text: another machine, of which the fingerprint knows nothing.
+        ``batch_sensitive``
+            A prompt that shares its call drifts, unless the level is invariant.
+        ``drift_position``
+            Drift takes the runner-up at the first choice at or after this token;
+            without it, at the first near-tie from token 3 on. It is a cause of its
+            own if there is no other.
+        ``drift_evidence``
+            Drift changes bits of logprobs only, never a token. A cause of its own, too.
+        ``evidence``
+            False: an engine that returns no logprobs.
+        ``delay_ms``, ``start_delay_ms``
+            Milliseconds per token and at start.
+        ``fail_at``, ``fail_start``
+            `EngineError` at that token; `EngineStartError` at start.
+    progress
+        Called with one line about the start.
+    log_path
+        File that the engine's log is appended to.
+    """
+
+    name = "fake"
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        *,
+        progress: Callable[[str], None] | None = None,
+        log_path: str | Path | None = None,
+    ) -> None:
+        self.spec = spec
+        self._options = options = FakeOptions.read(spec.options)
+        self.capabilities = Capabilities(
+            evidence=options.evidence, beam_search=True, batch=True, levels=tuple(Level)
+        )
+        self._log_path = log_path
+        self._alive = False
+        if progress is not None:
+            progress("starting the fake engine")
+        self._log(f"starting with {dict(spec.options)}")
+        time.sleep(options.start_delay_ms / 1000)
+        if options.fail_start:
+            self._log("ERROR cannot start: fail_start was asked for")
+            raise EngineStartError("the fake engine did not start: fail_start was asked for")
+        self._shift = int(digest_of(options.tokenizer).hex[:4], 16) if options.tokenizer else 0
+        self._tokenizer = Tokenizer(self._shift, options.chat_template)
+        self._alive = True
+        self._log("started")
+
+    def _log(self, line: str) -> None:
+        if self._log_path is not None:
+            with Path(self._log_path).open("a", encoding="utf-8") as log:
+                log.write(f"fake engine: {line}\n")
+
+    def resolve(self, prompt: Prompt, options: SamplingOptions) -> ResolvedPrompt:
+        """Apply chat template, tokenizer and defaults; refuse what cannot be run."""
+        ids = self._token_ids(prompt)
+        limit = int(self._options.setting("max_model_len") or 0)
+        if not ids:
+            raise RequestError("the prompt is empty", expected="at least one token")
+        if len(ids) >= limit:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens",
+                expected=f"fewer than max_model_len, {limit}",
+                fix=f"%detllm use fake --max-model-len {2 * len(ids)}",
+            )
+        return ResolvedPrompt(prompt, ids, resolve_sampling(options))
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if prompt.kind is PromptKind.CHAT:
+            return self._tokenizer.chat(prompt.messages)
+        if prompt.kind is PromptKind.TEXT:
+            return self._tokenizer.encode(prompt.text)
+        size = self._tokenizer.size
+        for token in prompt.token_ids:
+            if not 0 <= token < size:
+                raise RequestError(f"there is no token {token}", expected=f"0 to {size - 1}")
+        return prompt.token_ids
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], *, progress: ProgressCallback | None = None
+    ) -> GenerationResult:
+        """Run one call: every request advances by one token per step."""
+        if not self._alive:
+            raise EngineError("the fake engine was shut down", fix="%detllm use fake")
+        # Everything a call changes lives in these sequences: an exception leaves nothing.
+        asked = [
+            (index, completion, self._sequence(requests, index, completion))
+            for index, request in enumerate(requests)
+            for completion in range(len(request.seeds))
+        ]
+        start = time.perf_counter()
+        self._run([sequence for _, _, sequence in asked], len(requests), start, progress)
+        tokens = sum(len(sequence.ids) for _, _, sequence in asked)
+        done = (sequence.generation(i, j, self._options.evidence) for i, j, sequence in asked)
+        return GenerationResult(tuple(done), RunStats(time.perf_counter() - start, tokens))
+
+    def _run(
+        self,
+        sequences: Sequence[FakeSequence],
+        prompts: int,
+        start: float,
+        progress: ProgressCallback | None,
+    ) -> None:
+        step = 0
+        while running := [sequence for sequence in sequences if not sequence.reason]:
+            if step == self._options.fail_at:
+                raise EngineError(f"the fake engine failed at token {step}: fail_at was asked for")
+            if self._options.delay_ms:
+                time.sleep(self._options.delay_ms / 1000)
+            for sequence in running:
+                sequence.step()
+            step += 1
+            if progress is not None:
+                done = sum(1 for sequence in sequences if sequence.reason)
+                tokens = sum(len(sequence.ids) for sequence in sequences)
+                share = done * prompts // len(sequences)
+                progress(Progress(share, prompts, tokens, time.perf_counter() - start))
+
+    def _sequence(
+        self, requests: Sequence[GenerationRequest], index: int, completion: int
+    ) -> FakeSequence:
+        request = requests[index]
+        sampling = request.sampling
+        if sampling.beam_width and len(request.seeds) > sampling.beam_width:
+            raise RequestError(
+                f"{len(request.seeds)} completions of {sampling.beam_width} beams",
+                fix=f"--beam-width {len(request.seeds)}",
+            )
+        params = {k: v for k, v in sampling.to_json().items() if k not in _NOT_IN_STATE}
+        # Greedy has no seed, and a beam only its rank.
+        own: object = str(request.seeds[completion])
+        if sampling.temperature == 0.0:
+            own = completion if sampling.beam_width else None
+        state = [self._options.weights, self._shift, str(request.prompt_tokens), params, own]
+        room = int(self._options.setting("max_model_len") or 0) - request.prompt_length
+        return FakeSequence(
+            self._tokenizer,
+            self._shift,
+            canonical_bytes(state),
+            sampling,
+            min(sampling.max_tokens, max(room, 1)),
+            self._drift(requests, index),
+        )
+
+    def _drift(self, requests: Sequence[GenerationRequest], index: int) -> Drift:
+        options = self._options
+        causes = options.causes()
+        shared = len(requests) > 1 and self.spec.level is not Level.INVARIANT
+        if options.batch_sensitive and shared:
+            causes.append(f"batch {index} of {[str(request.digest) for request in requests]}")
+        position = options.drift_position if options.drift_position >= 0 else None
+        return Drift("\n".join(causes), position, options.drift_evidence)
+
+    def fields(self) -> dict[str, FieldValue]:
+        """Return the `engine.*` fields, and the simulated one."""
+        out: dict[str, FieldValue] = {"engine.name": self.name, "engine.executor": "in process"}
+        for option, (name, _) in ENGINE_DEFAULTS.items():
+            out[name] = self._options.setting(option)
+        out["engine.compile"] = "eager" if self._options.setting("enforce_eager") else "compiled"
+        invariant = self.spec.level is Level.INVARIANT
+        out["engine.invariance"] = "fake" if invariant else None
+        out["engine.sampler"] = "fake"
+        out["engine.logprobs_mode"] = "raw_logprobs"
+        drifted = self._options.drifted_field()
+        if drifted is not None:
+            out[drifted[0]] = drifted[1]
+        return out
+
+    def model(self) -> ModelIdentity:
+        """Return the name as given, and digests that follow from the options."""
+        options = self._options
+        return ModelIdentity(
+            self.spec.model,
+            digest_of(["fake weights", options.weights]),
+            digest_of(["fake tokenizer", options.tokenizer]),
+            digest_of(["fake chat template", options.chat_template]),
+        )
+
+    def shutdown(self) -> ShutdownReport:
+        """Stop; a second call does nothing."""
+        if not self._alive:
+            return ShutdownReport()
+        self._alive = False
+        self._log("shut down")
+        return ShutdownReport(freed=("the fake engine holds no memory worth naming",))
