@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -148,7 +149,13 @@ def _checked_key(key: object) -> str:
 
 def canonical_bytes(value: object) -> bytes:
     """Return the RFC 8785 bytes of `value` after `encode_value`."""
-    return rfc8785.dumps(encode_value(value))
+    encoded = encode_value(value)
+    # Without floats, JSON as C writes it is RFC 8785 but for one thing: keys are sorted by
+    # code point, not by UTF-16 unit. Below U+E000 the two orders are one.
+    text = json.dumps(encoded, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    if text.isascii() or max(text) < "\ue000":
+        return text.encode("utf-8")
+    return rfc8785.dumps(encoded)
 
 
 def sha256_hex(data: bytes) -> str:
