@@ -29,6 +29,7 @@ __all__ = [
     "MAX_SAFE_INTEGER",
     "Digest",
     "Json",
+    "brief",
     "canonical_bytes",
     "digest_of",
     "encode_float",
@@ -37,10 +38,11 @@ __all__ = [
     "sha256_hex",
 ]
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 MAX_SAFE_INTEGER = 2**53 - 1
 _MAX_DEPTH = 64
+_MAX_BITS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +77,18 @@ class Digest:
             if algorithm == "sha256" and len(value) == 64 and set(value) <= set("0123456789abcdef"):
                 return cls(algorithm, value)
         raise CanonicalError(
-            f"{_brief(text)} is not a digest", expected="'sha256:' and 64 lower-case hex digits"
+            f"{brief(text)} is not a digest", expected="'sha256:' and 64 lower-case hex digits"
         )
 
 
-def _brief(value: object) -> str:
-    text = repr(value)
+def brief(value: object) -> str:
+    """Return an untrusted value on at most 40 characters, for a message."""
+    if not (value is None or isinstance(value, (bool, int, float, str))):
+        # The repr of a deeply nested value would exhaust the stack.
+        return f"a {type(value).__name__}"
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        return "a huge integer"
+    text = repr(value[:80] if isinstance(value, str) else value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
@@ -95,14 +103,13 @@ def encode_float(value: float) -> str:
 
 def parse_float(text: object) -> float:
     """Read a float from its stored string (or from a JSON number)."""
-    if isinstance(text, (int, float)) and not isinstance(text, bool):
-        return float(text)
-    if isinstance(text, str) and len(text) <= 40:
+    number = isinstance(text, (int, float)) and not isinstance(text, bool)
+    if number or (isinstance(text, str) and len(text) <= 40):
         try:
-            return float(text)
-        except ValueError:
+            return float(text)  # type: ignore[arg-type]
+        except (ValueError, OverflowError):
             pass
-    raise CanonicalError(f"{_brief(text)} is not a number")
+    raise CanonicalError(f"{brief(text)} is not a number")
 
 
 def encode_value(value: object, _depth: int = 0) -> Json:
@@ -112,7 +119,7 @@ def encode_value(value: object, _depth: int = 0) -> Json:
     ------
     CanonicalError
         For a type without an encoding, a key that is not a string, a lone
-        surrogate, or nesting deeper than 64.
+        surrogate, an integer beyond 4096 bits, or nesting deeper than 64.
     """
     if _depth > _MAX_DEPTH:
         raise CanonicalError(f"a value is nested deeper than {_MAX_DEPTH} levels")
@@ -121,7 +128,7 @@ def encode_value(value: object, _depth: int = 0) -> Json:
     if isinstance(value, str):
         return _checked_text(value)
     if isinstance(value, int):
-        return int(value) if abs(value) <= MAX_SAFE_INTEGER else str(int(value))
+        return _encode_integer(int(value))
     if isinstance(value, float):
         return encode_float(value)
     if isinstance(value, (bytes, bytearray)):
@@ -131,6 +138,14 @@ def encode_value(value: object, _depth: int = 0) -> Json:
     if isinstance(value, Sequence):
         return [encode_value(item, _depth + 1) for item in value]
     raise CanonicalError(f"a {type(value).__name__} has no canonical form")
+
+
+def _encode_integer(value: int) -> Json:
+    if abs(value) <= MAX_SAFE_INTEGER:
+        return value
+    if value.bit_length() > _MAX_BITS:
+        raise CanonicalError(f"an integer has more than {_MAX_BITS} bits")
+    return str(value)
 
 
 def _checked_text(value: str) -> str:
@@ -143,7 +158,7 @@ def _checked_text(value: str) -> str:
 
 def _checked_key(key: object) -> str:
     if not isinstance(key, str):
-        raise CanonicalError(f"the key {_brief(key)} is not a string")
+        raise CanonicalError(f"the key {brief(key)} is not a string")
     return _checked_text(key)
 
 

@@ -18,6 +18,8 @@ __all__ = ["EVIDENCE_K", "MAX_EVIDENCE_TOKENS", "NEAR_TIE", "MarginClass", "Toke
 EVIDENCE_K = 2
 """Logprobs asked of the engine per token; always the same, since values change with it."""
 
+MAX_K = 1024
+
 MAX_EVIDENCE_TOKENS = 4096
 """Above this many tokens only the smallest margins are kept."""
 
@@ -133,7 +135,7 @@ class TokenEvidence:
         if not isinstance(data, Mapping):
             raise StampError("evidence is not an object")
         k = data.get("k")
-        if data.get("tokens") != tokens or not isinstance(k, int) or isinstance(k, bool):
+        if data.get("tokens") != tokens or type(k) is not int or not 1 <= k <= MAX_K:
             raise StampError("evidence does not fit the number of generated tokens")
         positions: tuple[int, ...] | None = None
         kept = tokens
@@ -166,4 +168,9 @@ def _unpack(code: str, text: object, count: int | None, most: int) -> tuple[floa
         raise StampError("an evidence array is not base64") from None
     if len(raw) % 4 or (count is not None and len(raw) != 4 * count):
         raise StampError("an evidence array does not fit the number of generated tokens")
-    return struct.unpack(f"<{len(raw) // 4}{code}", raw)
+    form = f"<{len(raw) // 4}{code}"
+    values = struct.unpack(form, raw)
+    if struct.pack(form, *values) != raw:
+        # Only a signalling NaN changes on its way through a Python float.
+        raise StampError("an evidence array holds a signalling NaN")
+    return values

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from jupyter_detllm.core.canonical import Digest, Json, digest_of, encode_value
+from jupyter_detllm.core.canonical import Digest, Json, brief, digest_of, encode_value
 from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.errors import StampError
 
@@ -63,8 +63,8 @@ class Fingerprint:
 
     @property
     def digest(self) -> Digest:
-        """Digest over the numerics fields only."""
-        return digest_of(dict(self.numerics))
+        """Digest over the numerics fields only; a field without a value is an absent one."""
+        return digest_of({k: v for k, v in self.numerics.items() if v is not None})
 
     def values(self) -> dict[str, FieldValue]:
         """Return every field with its value, whatever its role."""
@@ -114,7 +114,7 @@ class Fingerprint:
         schema = data.get("schema")
         if schema != FINGERPRINT_SCHEMA:
             raise StampError(
-                f"a fingerprint has schema {str(schema)[:40]!r}",
+                f"a fingerprint has schema {brief(schema)}",
                 expected=repr(FINGERPRINT_SCHEMA),
                 fix="pip install -U jupyter-detllm",
             )

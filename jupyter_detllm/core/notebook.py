@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from jupyter_detllm.core.canonical import brief
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Stamp, source_digest
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Facts, Outcome, decide, facts_of
-from jupyter_detllm.errors import NotebookError, StampError, UsageError
+from jupyter_detllm.errors import CanonicalError, NotebookError, StampError, UsageError
 
 __all__ = [
     "CELL_SCHEMA",
@@ -26,6 +27,7 @@ __all__ = [
     "CellView",
     "NotebookView",
     "check_cell",
+    "check_format",
     "read_notebook",
 ]
 
@@ -103,7 +105,7 @@ def read_notebook(notebook: Mapping[str, Any]) -> NotebookView:
     NotebookError
         When it is not an nbformat 4 notebook.
     """
-    _check_format(notebook)
+    check_format(notebook)
     fingerprints, problems = _fingerprints(notebook)
     cells = []
     names: dict[str, int] = {}
@@ -117,7 +119,8 @@ def read_notebook(notebook: Mapping[str, Any]) -> NotebookView:
     return NotebookView(tuple(cells), fingerprints, tuple(problems))
 
 
-def _check_format(notebook: object) -> None:
+def check_format(notebook: object) -> None:
+    """Raise `NotebookError` for what is not an nbformat 4 notebook."""
     data = _mapping(notebook)
     version = data.get("nbformat")
     if isinstance(version, int) and version < 4:
@@ -125,7 +128,7 @@ def _check_format(notebook: object) -> None:
     if version is None or not isinstance(data.get("cells"), list):
         raise NotebookError("the file is JSON, but not a notebook", expected="nbformat 4")
     if version != 4:
-        raise NotebookError(f"the notebook has nbformat {version!r:.20}", expected="nbformat 4")
+        raise NotebookError(f"the notebook has nbformat {brief(version)}", expected="nbformat 4")
 
 
 def _old_format(version: int) -> NotebookError:
@@ -143,26 +146,38 @@ def _mapping(value: object) -> Mapping[str, Any]:
 def _fingerprints(notebook: Mapping[str, Any]) -> tuple[dict[str, Fingerprint], list[str]]:
     meta = _mapping(_mapping(notebook.get("metadata")).get(KEY))
     found: dict[str, Fingerprint] = {}
-    problems = []
+    problems = _schema_problems(meta, NOTEBOOK_SCHEMA, "notebook")
     for digest, data in _mapping(meta.get("fingerprints")).items():
         try:
             fingerprint = Fingerprint.from_json(data)
             if str(fingerprint.digest) != digest:
                 raise StampError("a fingerprint in notebook metadata disagrees with its digest")
-        except StampError as error:
+        except (CanonicalError, StampError) as error:
             problems.append(str(error))
         else:
             found[digest] = fingerprint
     return found, problems
 
 
+def _schema_problems(meta: Mapping[str, Any], schema: str, where: str) -> list[str]:
+    found = meta.get("schema", schema)
+    if found == schema:
+        return []
+    fix = "Try: pip install -U jupyter-detllm"
+    return [f"the {where}'s metadata has schema {brief(found)}; expected {schema!r}. {fix}"]
+
+
 def _text(value: object) -> str | None:
-    """Return a notebook's multi-line text, a string or a list of strings."""
-    if isinstance(value, str):
-        return value
+    """Return multi-line text, stored as a string or a list of them; None if it is none."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
-        return "".join(value)
-    return None
+        value = "".join(value)
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:  # a lone surrogate
+        return None
+    return value
 
 
 def _cell(
@@ -171,14 +186,14 @@ def _cell(
     fingerprints: Mapping[str, Fingerprint],
     names: dict[str, int],
 ) -> CellView | None:
-    problems: list[str] = []
+    meta = _mapping(_mapping(cell.get("metadata")).get(KEY))
+    problems = _schema_problems(meta, CELL_SCHEMA, "cell")
     source = _text(cell.get("source"))
     if source is None:
-        problems.append("the cell's source is not text")
+        problems.append("the cell's source is not Unicode text")
         source = ""
     magic = _MAGIC.match(source)
     stamped, run = _output_stamp(cell)
-    meta = _mapping(_mapping(cell.get("metadata")).get(KEY))
     if magic is None and stamped is None and not meta:
         return None
     tags = _tags(cell)
@@ -190,7 +205,7 @@ def _cell(
     reference_json = meta.get("reference")
     return CellView(
         number=number,
-        cell_id=str(cell.get("id", ""))[:64],
+        cell_id=cell_id[:64] if isinstance(cell_id := cell.get("id"), str) else "",
         name=name or (actual.name if actual else ""),
         source=source,
         skipped=SKIP_TAG in tags,

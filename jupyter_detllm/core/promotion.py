@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from jupyter_detllm.core.canonical import Json
-from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.canonical import Json, brief
 from jupyter_detllm.core.notebook import (
     CELL_SCHEMA,
     KEY,
@@ -19,9 +18,12 @@ from jupyter_detllm.core.notebook import (
     RUN_KEY,
     CellView,
     JsonObject,
+    NotebookView,
+    check_format,
     read_notebook,
 )
 from jupyter_detllm.core.stamp import STAMP_SCHEMA, Stamp, reference_json, source_digest
+from jupyter_detllm.errors import NotebookError
 
 __all__ = ["Change", "ChangeKind", "Update", "promote", "strip"]
 
@@ -61,8 +63,14 @@ def promote(notebook: JsonObject, update: Update) -> tuple[JsonObject, tuple[Cha
     """Return the notebook with stamps promoted, and what was done per cell.
 
     The notebook returned is the one given, the same object, when nothing changed.
+
+    Raises
+    ------
+    NotebookError
+        When it is not a notebook, or its shared metadata is of another schema.
     """
     view = read_notebook(notebook)
+    _check_schema(notebook)
     cells = list(notebook["cells"])
     changes = []
     for cell in view.cells:
@@ -77,11 +85,21 @@ def promote(notebook: JsonObject, update: Update) -> tuple[JsonObject, tuple[Cha
             label = f"cell {index + 1}"
             changes.append(Change(label, ChangeKind.REMOVED, "it is no longer a code cell"))
     promoted = {**notebook, "cells": cells}
-    shared = _shared(promoted, view.fingerprints)
+    changed = any(a is not b for a, b in zip(cells, notebook["cells"], strict=True))
+    shared = _shared(promoted, read_notebook(promoted) if changed else view)
     if shared != _metadata(notebook).get(KEY):
         promoted = _with_metadata(promoted, shared)
-    changed = promoted != notebook
-    return (promoted if changed else notebook), tuple(changes)
+    return (promoted if promoted != notebook else notebook), tuple(changes)
+
+
+def _check_schema(notebook: JsonObject) -> None:
+    schema = _ours(notebook).get("schema", NOTEBOOK_SCHEMA)
+    if schema != NOTEBOOK_SCHEMA:
+        raise NotebookError(
+            f"the notebook's metadata has schema {brief(schema)}",
+            expected=repr(NOTEBOOK_SCHEMA),
+            fix="pip install -U jupyter-detllm",
+        )
 
 
 def _decide(cell: CellView, raw: JsonObject, update: Update) -> tuple[Change, JsonObject | None]:
@@ -151,35 +169,56 @@ def _with_metadata(raw: JsonObject, meta: JsonObject | None) -> JsonObject:
     return {**raw, "metadata": metadata}
 
 
-def _shared(notebook: JsonObject, known: Mapping[str, Fingerprint]) -> JsonObject | None:
+def _shared(notebook: JsonObject, view: NotebookView) -> JsonObject | None:
     """Return the notebook-level metadata that follows from all references."""
-    view = read_notebook(notebook)
     references = [cell.reference for cell in view.cells if cell.reference is not None]
-    if not references:
-        return None
-    found = dict(known)
+    unreadable = any(
+        cell.reference is None and _metadata_of(notebook, cell).get("reference") is not None
+        for cell in view.cells
+    )
+    kept = _ours(notebook)
+    if unreadable:
+        # What such a reference needs is unknown, so nothing is dropped.
+        return kept if not references else {**kept, **_summary(references, view, kept, keep=True)}
+    return {**kept, **_summary(references, view, kept, keep=False)} if references else None
+
+
+def _summary(
+    references: list[Stamp], view: NotebookView, kept: JsonObject, *, keep: bool
+) -> JsonObject:
+    previous = [cell.previous for cell in view.cells if cell.previous is not None]
+    wanted = {str(stamp.fingerprint_digest) for stamp in (*references, *previous)}
+    stored = kept.get("fingerprints")
+    # What is stored and sound stays as it was written, unknown keys included.
+    found: dict[str, Json] = dict(stored) if isinstance(stored, dict) else {}
+    wanted |= found.keys() if keep else set()
     for cell in view.cells:
         if cell.actual is not None and cell.actual.fingerprint is not None:
-            found.setdefault(str(cell.actual.fingerprint_digest), cell.actual.fingerprint)
-    previous = [cell.previous for cell in view.cells if cell.previous is not None]
-    wanted = sorted({str(stamp.fingerprint_digest) for stamp in (*references, *previous)})
-    fingerprints: dict[str, Json] = {d: found[d].to_json() for d in wanted if d in found}
+            digest = str(cell.actual.fingerprint_digest)
+            if digest not in view.fingerprints:
+                found[digest] = cell.actual.fingerprint.to_json()
     return {
         "schema": NOTEBOOK_SCHEMA,
         "model": references[0].model.to_json(),
-        "fingerprints": fingerprints,
-        "generations": _generation_digests(references),
+        "fingerprints": {d: found[d] for d in sorted(wanted) if d in found},
+        "generations": [str(reference.generation_digest) for reference in references],
     }
 
 
-def _generation_digests(references: list[Stamp]) -> list[Json]:
-    return [str(reference.generation_digest) for reference in references]
+def _ours(notebook: JsonObject) -> JsonObject:
+    found = _metadata(notebook).get(KEY)
+    return found if isinstance(found, dict) else {}
+
+
+def _metadata_of(notebook: JsonObject, cell: CellView) -> JsonObject:
+    return _ours(notebook["cells"][cell.number - 1])
 
 
 def strip(notebook: JsonObject) -> tuple[JsonObject, tuple[Change, ...]]:
     """Return the notebook without anything of ours, and what was removed."""
+    check_format(notebook)
     cells, changes = [], []
-    for number, raw in enumerate(notebook.get("cells", []), start=1):
+    for number, raw in enumerate(notebook["cells"], start=1):
         stripped = _stripped_cell(raw) if isinstance(raw, dict) else raw
         if stripped is not raw:
             changes.append(Change(f"cell {number}", ChangeKind.REMOVED, "stamp and reference"))

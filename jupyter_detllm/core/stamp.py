@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 STAMP_SCHEMA = "detllm.stamp/1"
+_WHITE = " \t\v\f\n"
 _NOT_DIGESTED = ("fingerprint", "digest")
 
 
@@ -219,12 +220,12 @@ def normalise_source(source: str) -> str:
     """Return a cell's source as it is digested.
 
     Line ends are LF; blank lines before the first and white space after the last
-    line go, since IPython and notebook editors add and drop them.
+    line go, since IPython and notebook editors add and drop them. White space is
+    space, tab, vertical tab and form feed: what Python and JavaScript agree on.
     """
     lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    while lines and not lines[0].strip():
-        lines.pop(0)
-    return "\n".join(lines).rstrip()
+    first = next((i for i, line in enumerate(lines) if line.strip(_WHITE)), len(lines))
+    return "\n".join(lines[first:]).rstrip(_WHITE)
 
 
 def source_digest(source: str) -> Digest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jupyter_detllm.core.canonical import Digest
+from jupyter_detllm.core.canonical import Digest, brief
 from jupyter_detllm.core.evidence import TokenEvidence
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import (
@@ -68,7 +68,7 @@ def _check_schema(reader: Reader) -> None:
     schema = reader.data.get("schema")
     if schema == STAMP_SCHEMA:
         return
-    shown = repr(schema)[:40]
+    shown = brief(schema)
     if isinstance(schema, str) and schema.startswith(_FAMILY):
         raise StampError(
             f"{reader.where} has schema {shown}, written by another version",

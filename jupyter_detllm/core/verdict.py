@@ -139,22 +139,23 @@ def _diverged(facts: Facts) -> tuple[str, ...] | None:
 
 def _match(facts: Facts) -> tuple[str, ...] | None:
     comparison = facts.comparison
-    if comparison is None or comparison.evidence is not EvidenceState.BITWISE:
+    if comparison is None or not comparison.pairs:
         return None
-    if not comparison.text_equal:
+    if comparison.evidence is not EvidenceState.BITWISE or not comparison.text_equal:
         return None
     return ("tokens, finish reasons and evidence are bitwise equal",)
 
 
 def _tokens_match(facts: Facts) -> tuple[str, ...] | None:
     comparison = facts.comparison
-    if comparison is None:
+    if comparison is None or not comparison.pairs:
         return None
     if not comparison.text_equal:
         return ("tokens are equal, but they were decoded to another text",)
     if comparison.evidence is EvidenceState.ABSENT:
         return ("tokens are equal; evidence is absent on a side",)
-    return (f"tokens are equal; logprobs differ by up to {comparison.gap:.3g}",)
+    gap = "" if comparison.gap is None else f" by up to {comparison.gap:.3g}"
+    return (f"tokens are equal; logprobs differ{gap}",)
 
 
 def _nothing(facts: Facts) -> tuple[str, ...] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from jupyter_detllm.core.fingerprint import FieldValue
@@ -159,6 +158,8 @@ class Engine(Protocol):
 
 def engine_names() -> tuple[str, ...]:
     """Return the names of the installed engines, sorted."""
+    from importlib.metadata import entry_points
+
     return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINTS)}))
 
 
@@ -170,6 +171,8 @@ def load_engine(name: str) -> Callable[..., Engine]:
     UsageError
         When no installed package registers that name.
     """
+    from importlib.metadata import entry_points
+
     for point in entry_points(group=ENTRY_POINTS):
         if point.name == name:
             loaded: Callable[..., Engine] = point.load()
