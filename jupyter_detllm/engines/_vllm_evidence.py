@@ -1,0 +1,144 @@
+"""From vLLM's logprobs to `TokenEvidence`, and from its tokens to byte offsets. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jupyter_detllm.core.evidence import EVIDENCE_K, TokenEvidence
+from jupyter_detllm.errors import EngineError
+
+__all__ = ["byte_offsets", "evidence_of", "has_byte_level_decoder", "token_width"]
+
+_NO_RUNNER_UP = float("-inf")
+_BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+def evidence_of(token_ids: Sequence[int], logprobs: Any, k: int = EVIDENCE_K) -> TokenEvidence:
+    """Return the evidence of one completion.
+
+    Parameters
+    ----------
+    token_ids
+        The tokens that were chosen.
+    logprobs
+        One entry per token: vLLM's mapping of token id to an object with `logprob`,
+        or its flat form with start and end indices. More entries than tokens (a stop
+        string cut them off) are left out.
+    k
+        Logprobs that were asked for.
+
+    Raises
+    ------
+    EngineError
+        When a token lacks its entry.
+    """
+    chosen, others, ids = [], [], []
+    for token, entry in zip(token_ids, _entries(logprobs), strict=False):
+        own = next((value for candidate, value in entry if candidate == token), None)
+        if own is None:
+            raise EngineError(f"the engine returned no logprob for its own token {token}")
+        best, best_id = _NO_RUNNER_UP, -1
+        for candidate, value in entry:
+            if candidate != token and (best_id < 0 or value > best):
+                best, best_id = value, candidate
+        chosen.append(own)
+        others.append(best)
+        ids.append(best_id)
+    if len(chosen) != len(token_ids):
+        raise EngineError(f"the engine returned {len(chosen)} logprobs for {len(token_ids)} tokens")
+    return TokenEvidence(len(token_ids), tuple(chosen), tuple(others), tuple(ids), k=k)
+
+
+def _entries(logprobs: Any) -> Iterator[list[tuple[int, float]]]:
+    starts = getattr(logprobs, "start_indices", None)
+    if starts is not None:
+        ids, values = logprobs.token_ids, logprobs.logprobs
+        for start, end in zip(starts, logprobs.end_indices, strict=True):
+            yield list(zip(ids[start:end], values[start:end], strict=True))
+        return
+    for position in logprobs or ():
+        yield [(token, item.logprob) for token, item in position.items()]
+
+
+def byte_offsets(deltas: Sequence[str], widths: Sequence[int | None], text: str) -> tuple[int, ...]:
+    """Return the byte at which each token starts in the UTF-8 form of `text`.
+
+    Parameters
+    ----------
+    deltas
+        The text that each token brought in incremental decoding; empty while the
+        bytes of a character are still incomplete, and for special tokens.
+    widths
+        The number of bytes that each token stands for; None where that is unknown.
+    text
+        The final text; it may end earlier than the deltas, at a stop string.
+
+    Notes
+    -----
+    A text that several tokens had to complete is split by their widths, so that a
+    token may start inside a character. Where the widths do not add up (invalid bytes
+    became replacement characters), the shares are the nearest that fit.
+    """
+    limit = len(text.encode("utf-8", "replace"))
+    offsets: list[int] = []
+    held: list[int | None] = []
+    position = 0
+    for delta, width in zip(deltas, widths, strict=True):
+        held.append(width)
+        if delta:
+            size = len(delta.encode("utf-8", "replace"))
+            offsets += _split(position, size, held)
+            position += size
+            held = []
+    offsets += [position] * len(held)
+    return tuple(min(offset, limit) for offset in offsets)
+
+
+def _split(start: int, size: int, widths: Sequence[int | None]) -> list[int]:
+    out, used = [], 0
+    for width in widths:
+        out.append(start + min(used, size))
+        used += width or 0
+    return out
+
+
+def token_width(piece: str | None, *, byte_level: bool, special: bool) -> int | None:
+    """Return how many bytes a vocabulary piece stands for; None where that is unknown.
+
+    Parameters
+    ----------
+    piece
+        As the vocabulary spells it.
+    byte_level
+        Whether each character of a piece stands for one byte (GPT-2's alphabet).
+    special
+        Whether the token is left out of the text.
+    """
+    if special:
+        return 0
+    if piece is None:
+        return None
+    if byte_level:
+        return len(piece)
+    if _BYTE_PIECE.fullmatch(piece):
+        return 1
+    return len(piece.replace("\u2581", " ").encode("utf-8", "replace"))
+
+
+def has_byte_level_decoder(state: bytes | str) -> bool:
+    """Tell from a decoder's JSON whether it maps characters to bytes."""
+    try:
+        decoder = json.loads(state)
+    except ValueError:
+        return False
+    return "ByteLevel" in _types(decoder)
+
+
+def _types(decoder: object) -> set[str]:
+    if not isinstance(decoder, Mapping):
+        return set()
+    inner = decoder.get("decoders") or []
+    return {str(decoder.get("type"))}.union(*(_types(item) for item in inner))

@@ -1,0 +1,167 @@
+"""From requests to generations: sampled and greedy ones together, beam searches by parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jupyter_detllm.core.generation import Generation, GenerationRequest, Sampling
+from jupyter_detllm.engines._vllm_evidence import evidence_of
+from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
+from jupyter_detllm.engines._vllm_run import (
+    Job,
+    Ticker,
+    around_each_step,
+    one_each,
+    preemptions,
+)
+from jupyter_detllm.engines._vllm_sampling import to_vllm
+from jupyter_detllm.engines._vllm_tokens import Detokenizer
+from jupyter_detllm.engines.base import ProgressCallback
+from jupyter_detllm.errors import EngineError, RequestError
+
+__all__ = ["Run", "check_requests", "jobs_of"]
+
+
+def check_requests(requests: Sequence[GenerationRequest], max_model_len: int) -> None:
+    """Refuse requests that cannot be run, before any is.
+
+    Raises
+    ------
+    RequestError
+        For one without token ids, one that does not fit, or more completions than beams.
+    """
+    for request in requests:
+        sampling = request.sampling
+        if not request.token_ids:
+            raise RequestError(
+                "a request holds no prompt tokens", expected="a request that was resolved here"
+            )
+        if len(request.token_ids) + sampling.max_tokens > max_model_len:
+            raise RequestError(
+                f"{len(request.token_ids)} prompt tokens and {sampling.max_tokens} new ones "
+                f"do not fit into {max_model_len}",
+                fix="%detllm use MODEL --max-model-len N",
+            )
+        if sampling.beam_width and len(request.seeds) > sampling.beam_width:
+            raise RequestError(
+                f"beam search with {sampling.beam_width} beams has no {len(request.seeds)} results",
+                fix=f"-n {sampling.beam_width}",
+            )
+
+
+def jobs_of(requests: Sequence[GenerationRequest]) -> list[Job]:
+    """Return the completions to run, ordered by (prompt, completion)."""
+    return [
+        Job(i, j, request.token_ids, seed)
+        for i, request in enumerate(requests)
+        for j, seed in enumerate(request.seeds)
+    ]
+
+
+@dataclass
+class Run:
+    """One generate call on a `vllm.LLM`.
+
+    Attributes
+    ----------
+    cached_tokens, preemptions
+        What the engine said of this run, afterwards.
+    """
+
+    llm: Any
+    detokenizer: Detokenizer
+    interrupt: DeferredInterrupt
+    progress: ProgressCallback | None = None
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+    def __call__(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Run `requests`, all that sample or are greedy in one batch."""
+        batch = [i for i, r in enumerate(requests) if not r.sampling.beam_width]
+        found: list[Generation] = []
+        if batch:
+            found += self._batch(requests, batch)
+        groups: dict[Sampling, list[int]] = {}
+        for i, request in enumerate(requests):
+            if request.sampling.beam_width:
+                groups.setdefault(request.sampling, []).append(i)
+        for sampling, indices in groups.items():
+            found += self._beams(requests, indices, sampling)
+        return sorted(found, key=lambda g: (g.prompt_index, g.completion_index))
+
+    def _batch(
+        self, requests: Sequence[GenerationRequest], indices: Sequence[int]
+    ) -> list[Generation]:
+        jobs = [job for job in jobs_of(requests) if job.prompt_index in set(indices)]
+        prompts = [{"prompt_token_ids": list(job.token_ids)} for job in jobs]
+        params = [to_vllm(requests[job.prompt_index].sampling, job.seed) for job in jobs]
+        engine = self.llm.llm_engine
+        ticker = Ticker(engine, len(jobs), self.progress, self.interrupt)
+        with around_each_step(engine, ticker), self.interrupt.impatient():
+            outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        outputs = one_each(outputs, jobs)
+        self.cached_tokens += sum(output.num_cached_tokens or 0 for output in outputs)
+        self.preemptions += preemptions(ticker.requests)
+        return [
+            self._generation(job, output.outputs[0])
+            for job, output in zip(jobs, outputs, strict=True)
+        ]
+
+    def _generation(self, job: Job, completion: Any) -> Generation:
+        ids = tuple(int(token) for token in completion.token_ids)
+        reason = str(completion.finish_reason)
+        if reason not in {"stop", "length"}:
+            raise EngineError(f"the engine ended a generation with {reason!r}")
+        return Generation(
+            job.prompt_index,
+            job.completion_index,
+            ids,
+            reason,
+            completion.text,
+            self.detokenizer.offsets(job.token_ids, ids, completion.text),
+            evidence_of(ids, completion.logprobs),
+        )
+
+    def _beams(
+        self, requests: Sequence[GenerationRequest], indices: Sequence[int], sampling: Sampling
+    ) -> list[Generation]:
+        from vllm.sampling_params import BeamSearchParams
+
+        params = BeamSearchParams(
+            beam_width=sampling.beam_width,
+            max_tokens=sampling.max_tokens,
+            ignore_eos=sampling.ignore_eos,
+            temperature=0.0,
+            length_penalty=sampling.length_penalty,
+        )
+        prompts = [{"prompt_token_ids": list(requests[i].token_ids)} for i in indices]
+        engine = self.llm.llm_engine
+        ticker = Ticker(engine, len(indices), self.progress, self.interrupt, beam=True)
+        with around_each_step(engine, ticker), self.interrupt.impatient():
+            outputs = self.llm.beam_search(prompts, params)
+        if len(outputs) != len(indices):
+            raise EngineError(f"beam search gave {len(outputs)} results for {len(indices)} prompts")
+        return [
+            self._beam(requests[i], i, j, output.sequences[j])
+            for i, output in zip(indices, outputs, strict=True)
+            for j in range(len(requests[i].seeds))
+        ]
+
+    def _beam(self, request: GenerationRequest, i: int, j: int, sequence: Any) -> Generation:
+        sampling = request.sampling
+        ids = tuple(int(token) for token in sequence.tokens[len(request.token_ids) :])
+        # vLLM's text repeats the prompt, so the completion is decoded after it.
+        deltas = self.detokenizer.deltas(request.token_ids, ids)
+        text = "".join(deltas)
+        stopped = not sampling.ignore_eos and ids[-1:] and ids[-1] in sampling.stop_token_ids
+        return Generation(
+            i,
+            j,
+            ids,
+            "stop" if stopped else "length",
+            text,
+            self.detokenizer.offsets(request.token_ids, ids, text),
+            evidence_of(ids, sequence.logprobs, k=2 * sampling.beam_width),
+        )

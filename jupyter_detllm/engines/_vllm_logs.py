@@ -1,0 +1,275 @@
+"""vLLM's output goes to one file of the user's, and never into a cell.
+
+Three ways lead into a cell: vLLM's loggers (a handler on the stdout of import time),
+what Python code prints, and what C++ code and child processes write to file
+descriptors 1 and 2. `OutputCapture` leads all three to the file while the engine
+starts or works, and puts everything back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from jupyter_detllm.errors import EngineStartError
+
+__all__ = ["OutputCapture", "StageHandler", "cause_line", "log_folder", "open_log", "rebind_logger"]
+
+KEPT_LOGS = 20
+_NUMBERS = itertools.count(1)
+
+
+def log_folder() -> Path:
+    """Return the folder of the engine logs; it need not exist."""
+    import platformdirs
+
+    return Path(platformdirs.user_state_dir("jupyter-detllm", appauthor=False)) / "logs"
+
+
+def open_log(path: Path | None = None) -> tuple[Path, TextIO]:
+    """Open a log that only the user can read (mode 0600) and return it with its path.
+
+    Raises
+    ------
+    EngineStartError
+        When the folder or the file cannot be written.
+    """
+    if path is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        path = log_folder() / f"vllm-{stamp}-{os.getpid()}-{next(_NUMBERS)}.log"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o600)
+        os.fchmod(descriptor, 0o600)
+    except OSError as error:
+        raise EngineStartError(
+            f"the engine's log {path} cannot be written ({error.strerror})",
+            fix="XDG_STATE_HOME=/a/writable/folder in the environment",
+        ) from None
+    stream = open(  # noqa: SIM115 - it lives as long as vLLM's loggers do
+        descriptor, "w", encoding="utf-8", errors="backslashreplace", buffering=1
+    )
+    _drop_old(path.parent)
+    return path, stream
+
+
+def _drop_old(folder: Path) -> None:
+    """Keep the newest logs of ours in `folder`."""
+    logs = sorted(folder.glob("vllm-*.log"), key=lambda file: file.name)
+    for file in logs[:-KEPT_LOGS]:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+class _Router:
+    """A text stream that leads the engine's threads to the log and the user's to his stream.
+
+    Threads that ran before the capture began are the user's, except the one that
+    began it. Once switched off, everything goes to the original stream: code that
+    kept a reference to this object goes on as if it had kept that one.
+    """
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, original: TextIO | None, log: TextIO) -> None:
+        self._original = original
+        self._log = log
+        self._users = frozenset(t.ident for t in threading.enumerate()) - {threading.get_ident()}
+        self.active = True
+
+    def _target(self) -> TextIO:
+        ours = self.active and threading.get_ident() not in self._users
+        return self._log if ours or self._original is None else self._original
+
+    def write(self, text: str) -> int:
+        """Write where the calling thread belongs."""
+        return self._target().write(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def fileno(self) -> int:
+        """Return a real descriptor, also where the user's stream has none."""
+        return self._target().fileno()
+
+    def isatty(self) -> bool:
+        """Return whether a person may be watching."""
+        return self._target().isatty()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target(), name)
+
+
+def _flush_c_streams() -> None:
+    # C code buffers on its own: without this its text would land on the wrong side.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).fflush(None)
+
+
+class OutputCapture:
+    """Lead what is written to stdout and stderr to `log`, in Python and below it.
+
+    Use as a context manager, any number of times, not nested. `paused` lets the
+    user's own output through, for progress.
+    """
+
+    def __init__(self, log: TextIO) -> None:
+        self._log = log
+        self._saved: dict[int, int] = {}
+        self._routers: dict[str, _Router] = {}
+
+    def __enter__(self) -> OutputCapture:
+        """Begin."""
+        self._begin()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Put the streams and descriptors back."""
+        self._end()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let output through for a moment."""
+        self._end()
+        try:
+            yield
+        finally:
+            self._begin()
+
+    def _begin(self) -> None:
+        for name in ("stdout", "stderr"):
+            original = getattr(sys, name)
+            if original is not None:
+                # A notebook's stream may refuse while its front end goes away.
+                with contextlib.suppress(OSError, ValueError):
+                    original.flush()
+            self._routers[name] = _Router(original, self._log)
+            setattr(sys, name, self._routers[name])
+        _flush_c_streams()
+        for descriptor in (1, 2):
+            # A descriptor that the user has closed stays closed.
+            with contextlib.suppress(OSError):
+                self._saved[descriptor] = os.dup(descriptor)
+                os.dup2(self._log.fileno(), descriptor)
+
+    def _end(self) -> None:
+        _flush_c_streams()
+        self._log.flush()
+        for descriptor, saved in self._saved.items():
+            os.dup2(saved, descriptor)
+            os.close(saved)
+        self._saved.clear()
+        for name, router in self._routers.items():
+            router.active = False
+            if getattr(sys, name) is router:
+                setattr(sys, name, router._original)
+        self._routers.clear()
+
+    def __repr__(self) -> str:
+        """Return a short form without the path."""
+        return f"OutputCapture(active={bool(self._routers)})"
+
+
+def rebind_logger(log: TextIO) -> None:
+    """Make every stream handler of vLLM's loggers write to `log`."""
+    for logger in _vllm_loggers():
+        for handler in logger.handlers:
+            if isinstance(handler, logging.StreamHandler):
+                handler.setStream(log)
+
+
+def _vllm_loggers() -> list[logging.Logger]:
+    known = logging.Logger.manager.loggerDict
+    return [
+        logger
+        for name, logger in known.items()
+        if (name == "vllm" or name.startswith("vllm.")) and isinstance(logger, logging.Logger)
+    ]
+
+
+class StageHandler(logging.Handler):
+    """Turn a few of vLLM's start-up messages into progress texts."""
+
+    STAGES = (
+        ("Loading", "loading the weights"),
+        ("KV cache", "allocating the KV cache"),
+        ("Dynamo", "compiling"),
+        ("Compiling", "compiling"),
+        ("Capturing", "capturing CUDA graphs"),
+    )
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._report = report
+        self._last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Report the stage that a record belongs to, once."""
+        message = record.getMessage()
+        stage = next((text for key, text in self.STAGES if key in message), "")
+        if stage and stage != self._last:
+            self._last = stage
+            self._report(stage)
+
+
+_ERROR_LINE = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b(?:: |$)")
+_NOISE = re.compile(r"^(Value error|Assertion failed), ")
+
+
+def cause_line(error: BaseException, log: Path) -> str:
+    """Return what went wrong at the root of `error`, on one line.
+
+    Where vLLM only says that a child process failed, the last error line of the log
+    is taken.
+    """
+    root = _root(error)
+    text = _message(root)
+    if "root cause above" in text.lower() or "engine core initialization failed" in text.lower():
+        lines = [line for line in _tail(log) if _ERROR_LINE.search(line)]
+        lines = [line for line in lines if "root cause above" not in line]
+        if lines:
+            found = _ERROR_LINE.search(lines[-1])
+            text = lines[-1][found.start() if found else 0 :]
+    return " ".join(text.split())[:300] or type(root).__name__
+
+
+def _root(error: BaseException) -> BaseException:
+    seen = {id(error)}
+    while True:
+        nearer = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if nearer is None or id(nearer) in seen:
+            return error
+        seen.add(id(nearer))
+        error = nearer
+
+
+def _message(error: BaseException) -> str:
+    details = getattr(error, "errors", None)
+    if callable(details):  # pydantic: the message itself spans lines and repeats the input
+        with contextlib.suppress(IndexError, KeyError, TypeError):
+            return _NOISE.sub("", str(details()[0]["msg"]))
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _tail(path: Path, size: int = 65536) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - size))
+            return file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []

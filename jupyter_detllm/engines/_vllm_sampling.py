@@ -1,0 +1,180 @@
+"""What a user asked for, with every default filled in, and as vLLM takes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jupyter_detllm.core.evidence import EVIDENCE_K
+from jupyter_detllm.core.generation import Sampling
+from jupyter_detllm.engines.base import SamplingOptions
+from jupyter_detllm.errors import RequestError
+
+__all__ = ["MIN_TEMPERATURE", "eos_ids", "fit_length", "resolve_sampling", "to_vllm"]
+
+MIN_TEMPERATURE = 0.01
+"""vLLM raises temperatures between 0 and this to it; so does the resolved value."""
+
+_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "repetition_penalty")
+_NOT_IN_BEAM_SEARCH = (
+    "top_p", "top_k", "min_p", "min_tokens", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "stop",
+)  # fmt: skip
+
+
+def resolve_sampling(
+    options: SamplingOptions,
+    model_defaults: Mapping[str, Any],
+    *,
+    eos: Iterable[int],
+    tokenizer_eos: int | None,
+    max_logprobs: int,
+) -> Sampling:
+    """Return the parameters that will be used.
+
+    What the user left open comes from the model's generation config, then from
+    `Sampling`: temperature 0, 128 tokens.
+
+    Parameters
+    ----------
+    options
+        What the user asked for.
+    model_defaults
+        The model's sampling defaults, by vLLM's names.
+    eos, tokenizer_eos
+        Every end-of-sequence id, and the tokenizer's own, the only one that beam
+        search knows.
+    max_logprobs
+        The engine's limit, twice the widest beam.
+
+    Raises
+    ------
+    RequestError
+        For values out of range or that exclude each other.
+    """
+    asked = {k: v for k, v in _as_dict(options).items() if v is not None}
+    if options.beam_width is not None:
+        return _beam(options, asked, tokenizer_eos, max_logprobs)
+    if options.length_penalty is not None:
+        raise RequestError("a length penalty goes with beam search only", fix="--beam-width 4")
+    defaults = {name: model_defaults[name] for name in _FROM_MODEL if name in model_defaults}
+    sampling = Sampling(**{**defaults, **asked})
+    stops = () if sampling.ignore_eos else tuple(sorted(set(eos)))
+    sampling = dataclasses.replace(sampling, stop_token_ids=stops)
+    _check(sampling)
+    if 0 < sampling.temperature < MIN_TEMPERATURE:
+        sampling = dataclasses.replace(sampling, temperature=MIN_TEMPERATURE)
+    if sampling.top_k == 1:
+        # One candidate is left: greedy, without the draw among exact ties.
+        sampling = dataclasses.replace(sampling, temperature=0.0)
+    return sampling.normalised()
+
+
+def _as_dict(options: SamplingOptions) -> dict[str, Any]:
+    return {item.name: getattr(options, item.name) for item in dataclasses.fields(options)}
+
+
+def _beam(
+    options: SamplingOptions,
+    asked: Mapping[str, Any],
+    tokenizer_eos: int | None,
+    max_logprobs: int,
+) -> Sampling:
+    width = asked["beam_width"]
+    refused = [name for name in _NOT_IN_BEAM_SEARCH if name in asked]
+    if options.temperature:
+        refused.insert(0, "temperature")
+    if refused:
+        names = ", ".join(name.replace("_", "-") for name in refused)
+        raise RequestError(
+            f"beam search takes no {names}", fix="the same without, or no beam width"
+        )
+    if not 1 <= width <= max_logprobs // 2:
+        raise RequestError(
+            f"the beam width is {width}",
+            expected=f"1 to {max_logprobs // 2}",
+            fix=f"%detllm use MODEL --max-logprobs {max(2 * width, 2)}" if width > 0 else None,
+        )
+    if tokenizer_eos is None:
+        raise RequestError("beam search needs a tokenizer with an end-of-sequence token")
+    taken = {k: v for k, v in asked.items() if k != "temperature"}
+    stops = () if options.ignore_eos else (tokenizer_eos,)
+    sampling = Sampling(**taken, stop_token_ids=stops)
+    if sampling.max_tokens < 1:
+        raise RequestError(f"max tokens is {sampling.max_tokens}", expected="at least 1")
+    return sampling.normalised()
+
+
+def _check(sampling: Sampling) -> None:
+    """Let vLLM judge the values; its first sentence is the user's line."""
+    try:
+        to_vllm(sampling, seed=0)
+    except (TypeError, ValueError) as error:
+        line = str(error).strip().splitlines()[0].rstrip(".") if str(error) else "not valid"
+        raise RequestError(f"vLLM refuses the sampling parameters: {line}") from None
+
+
+def fit_length(
+    sampling: Sampling, prompt_tokens: int, max_model_len: int, *, asked: int | None
+) -> Sampling:
+    """Return `sampling` if prompt and completion fit the engine.
+
+    A limit that came from a default is lowered to what is left; one that the user
+    asked for is refused.
+
+    Raises
+    ------
+    RequestError
+        When they do not fit.
+    """
+    room = max_model_len - prompt_tokens
+    longer = f"%detllm use MODEL --max-model-len {prompt_tokens + sampling.max_tokens}"
+    if room < 1:
+        raise RequestError(
+            f"the prompt has {prompt_tokens} tokens",
+            expected=f"at most {max_model_len - 1} in this engine",
+            fix=longer,
+        )
+    if sampling.max_tokens <= room:
+        return sampling
+    if asked is None:
+        return dataclasses.replace(
+            sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room)
+        )
+    raise RequestError(
+        f"{prompt_tokens} prompt tokens and {asked} new ones are more than {max_model_len}",
+        expected=f"at most {room} new tokens",
+        fix=f"--max-tokens {room}, or {longer}",
+    )
+
+
+def to_vllm(sampling: Sampling, seed: int) -> Any:
+    """Return vLLM's parameters for one completion: always `EVIDENCE_K` logprobs."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=seed,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        logprobs=EVIDENCE_K,
+        # Arrays in place of two objects per token: less for the garbage collector.
+        flat_logprobs=True,
+    )
+
+
+def eos_ids(tokenizer_eos: int | None, generation_config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return every end-of-sequence id, of the tokenizer and the generation config, sorted."""
+    listed = generation_config.get("eos_token_id")
+    ids = set(listed if isinstance(listed, (list, tuple)) else [listed])
+    return tuple(sorted(i for i in {*ids, tokenizer_eos} if isinstance(i, int)))

@@ -1,0 +1,164 @@
+"""Starting a `vllm.LLM`: arguments, logs, and a process left as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from jupyter_detllm.controls.streams import preserved_streams
+from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
+from jupyter_detllm.engines._vllm_logs import (
+    OutputCapture,
+    StageHandler,
+    cause_line,
+    rebind_logger,
+)
+from jupyter_detllm.engines._vllm_options import engine_arguments, option_names, read_config
+from jupyter_detllm.engines._vllm_process import TorchState, process_kept
+from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.errors import DetLLMError, EngineStartError
+from jupyter_detllm.models import ResolvedModel
+
+__all__ = ["Started", "forget_distributed", "start_llm"]
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A running engine and what it computes with.
+
+    Attributes
+    ----------
+    llm
+        The `vllm.LLM`.
+    torch_state
+        torch's process-wide settings at start.
+    compile_cache
+        ``warm`` or ``cold``; None where nothing is compiled.
+    """
+
+    llm: Any
+    torch_state: TorchState
+    compile_cache: str | None
+
+
+def start_llm(
+    spec: EngineSpec, model: ResolvedModel, log: TextIO, log_path: Path, report: Report
+) -> Started:
+    """Start vLLM for `spec`; everything it writes goes to `log`.
+
+    Raises
+    ------
+    UsageError
+        For engine options that vLLM does not have.
+    EngineStartError
+        When it does not start: the last cause, and where the log is.
+    """
+    capture = OutputCapture(log)
+
+    def shown(text: str) -> None:
+        with capture.paused():
+            report(text)
+
+    with DeferredInterrupt(patience=0.0) as interrupt, capture, preserved_streams():
+        try:
+            with interrupt.impatient():
+                return _start(spec, model, log, shown)
+        except DetLLMError:
+            forget_distributed()
+            raise
+        except Exception as error:
+            line = cause_line(error, log_path)
+        except BaseException:
+            forget_distributed()
+            raise
+        # Past the handler the error is gone, and with it the frames that hold a model.
+        forget_distributed()
+    raise EngineStartError(f"vLLM did not start: {line}", fix=f"read its log, {log_path}")
+
+
+def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) -> Started:
+    report("importing vLLM")
+    llm_class, names, cpu = _import_vllm()
+    rebind_logger(log)
+    arguments = engine_arguments(
+        spec,
+        names,
+        model=model.path_or_id,
+        revision=model.revision,
+        cpu=cpu,
+        config=_config(model),
+    )
+    report(f"starting the engine with {model.display}")
+    with process_kept(), _stages(report):
+        llm = llm_class(**arguments)
+        rebind_logger(log)
+        return Started(llm, TorchState.current(), _compile_cache(llm))
+
+
+def _import_vllm() -> tuple[Any, dict[str, type], bool]:
+    try:
+        with process_kept():
+            from vllm import LLM
+            from vllm.platforms import current_platform
+    except ImportError as error:
+        if error.name not in {"vllm", "torch"}:
+            raise
+        raise EngineStartError(
+            f"{error.name} is not installed", fix="pip install 'jupyter-detllm[cpu]'"
+        ) from None
+    return LLM, option_names(), bool(current_platform.is_cpu())
+
+
+def _config(model: ResolvedModel) -> dict[str, Any]:
+    if model.local:
+        return read_config(model.path_or_id)
+    from jupyter_detllm.models.hub import cached_snapshot
+
+    snapshot = cached_snapshot(model.path_or_id, model.revision)
+    return read_config(snapshot) if snapshot is not None else {}
+
+
+@contextlib.contextmanager
+def _stages(report: Report) -> Iterator[None]:
+    handler = StageHandler(report)
+    logger = logging.getLogger("vllm")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _compile_cache(llm: Any) -> str | None:
+    """Tell whether the compiled code was found or made, by the time it took."""
+    config = llm.llm_engine.vllm_config.compilation_config
+    if not int(getattr(config, "mode", 0) or 0):
+        return None
+    folder = getattr(config, "local_cache_dir", None) or getattr(config, "cache_dir", None)
+    if not folder:
+        return None
+    seconds = float(getattr(config, "compilation_time", 0.0) or 0.0)
+    return "cold" if seconds > COLD_SECONDS else "warm"
+
+
+COLD_SECONDS = 10.0
+"""Loading a compiled model takes a few seconds, compiling one tens of them."""
+
+
+def forget_distributed() -> None:
+    """Destroy the process-wide groups that an engine leaves, and collect what it held."""
+    state = sys.modules.get("vllm.distributed.parallel_state")
+    if state is not None:
+        # It asserts what a start that failed half-way need not have reached.
+        with contextlib.suppress(AssertionError, AttributeError, RuntimeError, ValueError):
+            state.cleanup_dist_env_and_memory()
+    gc.unfreeze()
+    gc.collect()

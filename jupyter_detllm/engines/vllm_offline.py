@@ -1,0 +1,257 @@
+"""vLLM inside this process: one `vllm.LLM`, started for a level and read back."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jupyter_detllm.controls.streams import preserved_streams
+from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.generation import GenerationRequest, Prompt, ResolvedPrompt
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.engines._vllm_generate import Run, check_requests
+from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
+from jupyter_detllm.engines._vllm_logs import OutputCapture, cause_line, open_log
+from jupyter_detllm.engines._vllm_process import resident_mib, return_memory
+from jupyter_detllm.engines._vllm_prompts import prompt_tokens
+from jupyter_detllm.engines._vllm_run import recover
+from jupyter_detllm.engines._vllm_sampling import eos_ids, fit_length, resolve_sampling
+from jupyter_detllm.engines._vllm_start import forget_distributed, start_llm
+from jupyter_detllm.engines._vllm_tokens import Detokenizer
+from jupyter_detllm.engines.base import (
+    Capabilities,
+    EngineSpec,
+    GenerationResult,
+    Progress,
+    ProgressCallback,
+    RunStats,
+    SamplingOptions,
+    ShutdownReport,
+)
+from jupyter_detllm.errors import DetLLMError, EngineError, UsageError
+from jupyter_detllm.models import model_digests, resolve_model
+from jupyter_detllm.probes.engine import engine_fields, generation_defaults, model_fields
+
+__all__ = ["VLLMOfflineEngine"]
+
+_AGAIN = "%detllm release, then %detllm use MODEL"
+
+
+class VLLMOfflineEngine:
+    """The engine of the `cpu` and `gpu` extras: `vllm.LLM` in this process.
+
+    Constructing it starts vLLM. The environment controls must be in force before;
+    they are the caller's.
+
+    Parameters
+    ----------
+    spec
+        Model, level, engine options and root seed.
+    progress
+        Called with one short text per stage of the start.
+    log_path
+        Where vLLM's output goes; a new file in the user's state folder by default.
+
+    Raises
+    ------
+    UsageError
+        For a level or an engine option that does not exist here.
+    ModelError
+        For a model that cannot be found.
+    EngineStartError
+        When vLLM does not start.
+    """
+
+    name = "vllm"
+    capabilities = Capabilities(
+        evidence=True, beam_search=True, batch=True, levels=(Level.SEEDED, Level.REPEATABLE)
+    )
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        *,
+        progress: Callable[[str], None] | None = None,
+        log_path: Path | None = None,
+    ) -> None:
+        if spec.level not in self.capabilities.levels:
+            raise UsageError(
+                f"this engine has no level '{spec.level}' in this version",
+                expected=" or ".join(self.capabilities.levels),
+                fix=f"%detllm --level {self.capabilities.levels[-1]}",
+            )
+        report = progress or _silent
+        self.spec = spec
+        self._broken = ""
+        self._resolved = resolve_model(
+            spec.model, progress=lambda stage, done: report(f"{stage} {done:.0%}")
+        )
+        self.log_path, self._log = open_log(log_path)
+        started = start_llm(spec, self._resolved, self._log, self.log_path, report)
+        self._llm: Any = started.llm
+        self._torch_state = started.torch_state
+        self._compile_cache = started.compile_cache
+        self._tokenizer: Any = self._llm.get_tokenizer()
+        self._detokenizer = Detokenizer(self._tokenizer)
+        config = self._llm.llm_engine.vllm_config.model_config
+        self._defaults = generation_defaults(self._llm)
+        self._eos = eos_ids(self._tokenizer.eos_token_id, config.try_get_generation_config() or {})
+        self._vocabulary = int(config.get_vocab_size())
+        self._max_model_len = int(config.max_model_len)
+        self._max_logprobs = int(config.max_logprobs)
+
+    def resolve(self, prompt: Prompt, options: SamplingOptions) -> ResolvedPrompt:
+        """Apply chat template, tokenizer and defaults.
+
+        What `options` leaves open comes from the model's generation config, and then
+        from us: temperature 0, 128 new tokens (fewer where the engine has less room).
+        A temperature below 0.01 becomes 0.01, as vLLM would have it, and `top_k` 1
+        becomes greedy.
+
+        Raises
+        ------
+        RequestError
+            For what cannot be run as asked.
+        """
+        self._check_usable()
+        ids = prompt_tokens(
+            prompt,
+            self._tokenizer,
+            vocabulary=self._vocabulary,
+            chat_template=getattr(self._llm, "chat_template", None),
+        )
+        sampling = resolve_sampling(
+            options,
+            self._defaults,
+            eos=self._eos,
+            tokenizer_eos=self._tokenizer.eos_token_id,
+            max_logprobs=self._max_logprobs,
+        )
+        sampling = fit_length(sampling, len(ids), self._max_model_len, asked=options.max_tokens)
+        return ResolvedPrompt(prompt, ids, sampling)
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], *, progress: ProgressCallback | None = None
+    ) -> GenerationResult:
+        """Run one call: every completion is a vLLM request with its own seed.
+
+        Raises
+        ------
+        RequestError
+            For requests that cannot be run; none was.
+        EngineError
+            When vLLM fails. The engine is whole afterwards, or says that it is not.
+        KeyboardInterrupt
+            As soon as the step that runs has ended.
+        """
+        self._check_usable()
+        check_requests(requests, self._max_model_len)
+        if not requests:
+            return GenerationResult((), RunStats())
+        start = time.perf_counter()
+        with self._at_work() as (interrupt, capture):
+            shown = None if progress is None else partial(_let_through, capture, progress)
+            run = Run(self._llm, self._detokenizer, interrupt, shown)
+            try:
+                generations = tuple(run(requests))
+            except BaseException as error:
+                self._broken = recover(self._llm)
+                if isinstance(error, DetLLMError) or not isinstance(error, Exception):
+                    raise
+                line = cause_line(error, self.log_path)
+                raise EngineError(
+                    f"the generation failed: {line}", fix=f"read vLLM's log, {self.log_path}"
+                ) from None
+        stats = RunStats(
+            seconds=time.perf_counter() - start,
+            tokens=sum(len(generation.token_ids) for generation in generations),
+            cached_tokens=run.cached_tokens,
+            preemptions=run.preemptions,
+        )
+        return GenerationResult(generations, stats)
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[tuple[DeferredInterrupt, OutputCapture]]:
+        """Hold interrupts back, output out of the cell, and the user's process as it is."""
+        with (
+            DeferredInterrupt() as interrupt,
+            OutputCapture(self._log) as capture,
+            preserved_streams(),
+            self._torch_state.in_force(),
+        ):
+            yield interrupt, capture
+
+    def _check_usable(self) -> None:
+        if self._llm is None:
+            raise EngineError("this engine was shut down", fix="%detllm use MODEL")
+        if self._broken:
+            raise EngineError(
+                f"this engine could not be made whole after an exception ({self._broken})",
+                fix=_AGAIN,
+            )
+
+    def fields(self) -> dict[str, FieldValue]:
+        """Return the `engine.*` fields, and what the engine tells of the model."""
+        if self._llm is None:
+            raise EngineError("this engine was shut down", fix="%detllm use MODEL")
+        return {
+            **engine_fields(self._llm),
+            **model_fields(
+                self._llm, name=self._resolved.display, revision=self._resolved.revision
+            ),
+            "engine.name": self.name,
+            "engine.invariance": "off",
+            "engine.compile_cache": self._compile_cache,
+        }
+
+    def model(self) -> ModelIdentity:
+        """Return name and digests of the model; the digests are cached."""
+        found = model_digests(self._resolved.path_or_id, revision=self._resolved.revision)
+        return ModelIdentity(
+            self._resolved.display, found.weights, found.tokenizer, found.chat_template
+        )
+
+    def shutdown(self) -> ShutdownReport:
+        """Stop vLLM and free what can be freed; a second call does nothing."""
+        if self._llm is None:
+            return ShutdownReport()
+        before, failure = resident_mib(), ""
+        with DeferredInterrupt(), OutputCapture(self._log), preserved_streams():
+            try:
+                self._llm.llm_engine.engine_core.shutdown()
+            except Exception as error:
+                # vLLM's, of any class: what it could not stop is reported, the rest goes on.
+                failure = cause_line(error, self.log_path)
+            self._llm = self._tokenizer = None
+            del self._detokenizer
+            forget_distributed()
+            return_memory()
+        return _shutdown_report(before, resident_mib(), failure)
+
+
+def _silent(text: str) -> None:
+    """Report to nobody."""
+
+
+def _let_through(capture: OutputCapture, progress: ProgressCallback, state: Progress) -> None:
+    """Call `progress` with the user's own output streams in place."""
+    with capture.paused():
+        progress(state)
+
+
+def _shutdown_report(before: int | None, after: int | None, failure: str) -> ShutdownReport:
+    freed = "the model's weights, the KV cache and vLLM's process groups"
+    if before is not None and after is not None and before > after:
+        freed += f" ({before - after} MiB of main memory)"
+    kept = ["vLLM and torch stay imported, and what they allocated for themselves"]
+    if after is not None:
+        kept[0] += f" (this process holds {after} MiB)"
+    kept.append("variables that vLLM has read and torch's settings until the kernel restarts")
+    if failure:
+        kept.insert(0, f"what vLLM could not stop ({failure})")
+    return ShutdownReport((freed,), tuple(kept))

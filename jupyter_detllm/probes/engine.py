@@ -1,0 +1,181 @@
+"""Reads back, from a live `vllm.LLM`, every setting as it was RESOLVED.
+
+What was asked for is not what runs: vLLM picks backends, forces settings per
+platform, and sizes its cache. Each row of the engine group of the FIELDS table has
+its reader here; what this vLLM does not have is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jupyter_detllm.core.canonical import canonical_bytes
+from jupyter_detllm.core.fingerprint import FieldValue
+
+__all__ = ["ENGINE_READERS", "engine_fields", "generation_defaults", "model_fields"]
+
+
+def _get(root: Any, path: str) -> Any:
+    for name in path.split("."):
+        root = getattr(root, name, None)
+    return root
+
+
+def _config(path: str) -> Callable[[Any], FieldValue]:
+    return lambda llm: _plain(_get(llm.llm_engine.vllm_config, path))
+
+
+def _plain(value: Any) -> FieldValue:
+    """Return a value as a field stores it: text, integer, boolean or None."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int) and type(value) is int:
+        return value
+    name = getattr(value, "name", None)  # an enum member
+    return name if isinstance(name, str) else str(value)
+
+
+def _dtype(llm: Any) -> FieldValue:
+    return str(_get(llm.llm_engine.vllm_config, "model_config.dtype")).removeprefix("torch.")
+
+
+def _attention(llm: Any) -> FieldValue:
+    """Name the backends the layers hold, which the requested one need not be."""
+    layers = _get(llm.llm_engine.vllm_config, "compilation_config.static_forward_context") or {}
+    backends = {
+        layer.attn_backend.get_name() for layer in layers.values() if hasattr(layer, "attn_backend")
+    }
+    if backends:
+        return ",".join(sorted(backends))
+    # An engine in its own process keeps its layers there: what was asked is all there is.
+    return _plain(_get(llm.llm_engine.vllm_config, "attention_config.backend"))
+
+
+def _quantization(llm: Any) -> FieldValue:
+    return _config("model_config.quantization")(llm) or "none"
+
+
+def _compile(llm: Any) -> FieldValue:
+    if _get(llm.llm_engine.vllm_config, "model_config.enforce_eager"):
+        return "eager"
+    mode = _config("compilation_config.mode")(llm)
+    graphs = _config("compilation_config.cudagraph_mode")(llm)
+    backend = _config("compilation_config.backend")(llm)
+    level = _config("optimization_level")(llm)
+    return f"mode={mode} backend={backend} cudagraph={graphs} optimization={level}"
+
+
+def _runner(llm: Any) -> Any:
+    worker = _get(llm.llm_engine, "model_executor.driver_worker")
+    return _get(worker, "worker.model_runner") or _get(worker, "model_runner")
+
+
+def _model_runner(llm: Any) -> FieldValue:
+    runner = _runner(llm)
+    if runner is None:
+        return None
+    kind = type(runner)
+    generation = "v2" if ".gpu." in kind.__module__ or ".cpu." in kind.__module__ else "v1"
+    return f"{kind.__name__} ({generation})"
+
+
+def _sampler(llm: Any) -> FieldValue:
+    """Name the sampler class and the function that its top-k/top-p step ends in."""
+    sampler = _get(_runner(llm), "sampler")
+    if sampler is None:
+        return None
+    inner = getattr(sampler, "topk_topp_sampler", None)
+    function = getattr(getattr(inner, "forward", None), "__name__", None)
+    return f"{type(sampler).__name__}.{function}" if function else type(sampler).__name__
+
+
+def _executor(llm: Any) -> FieldValue:
+    client = type(llm.llm_engine.engine_core).__name__
+    where = "in process" if client == "InprocClient" else "own process"
+    backend = _config("parallel_config.distributed_executor_backend")(llm)
+    return f"{backend or 'uni'}, {where}"
+
+
+def _speculative(llm: Any) -> FieldValue:
+    speculative = _get(llm.llm_engine.vllm_config, "speculative_config")
+    if speculative is None:
+        return "off"
+    tokens = getattr(speculative, "num_speculative_tokens", None)
+    return f"{getattr(speculative, 'method', None)}, {tokens} tokens"
+
+
+def _lora(llm: Any) -> FieldValue:
+    lora = _get(llm.llm_engine.vllm_config, "lora_config")
+    return "off" if lora is None else f"on, rank {getattr(lora, 'max_lora_rank', None)} at most"
+
+
+def _config_hash(llm: Any) -> FieldValue:
+    compute = getattr(llm.llm_engine.vllm_config, "compute_hash", None)
+    try:
+        return str(compute()) if compute is not None else None
+    except Exception:
+        # Some configurations refuse to be hashed; the field is informational.
+        return None
+
+
+ENGINE_READERS: Mapping[str, Callable[[Any], FieldValue]] = {
+    "engine.dtype": _dtype,
+    "engine.quantization": _quantization,
+    "engine.kv_cache_dtype": _config("cache_config.cache_dtype"),
+    "engine.attention_backend": _attention,
+    "engine.tensor_parallel": _config("parallel_config.tensor_parallel_size"),
+    "engine.pipeline_parallel": _config("parallel_config.pipeline_parallel_size"),
+    "engine.data_parallel": _config("parallel_config.data_parallel_size"),
+    "engine.executor": _executor,
+    "engine.compile": _compile,
+    "engine.max_num_seqs": _config("scheduler_config.max_num_seqs"),
+    "engine.max_num_batched_tokens": _config("scheduler_config.max_num_batched_tokens"),
+    "engine.chunked_prefill": _config("scheduler_config.enable_chunked_prefill"),
+    "engine.prefix_cache": _config("cache_config.enable_prefix_caching"),
+    "engine.async_scheduling": _config("scheduler_config.async_scheduling"),
+    "engine.max_model_len": _config("model_config.max_model_len"),
+    "engine.block_size": _config("cache_config.block_size"),
+    "engine.kv_blocks": _config("cache_config.num_gpu_blocks"),
+    "engine.sampler": _sampler,
+    "engine.logprobs_mode": _config("model_config.logprobs_mode"),
+    "engine.model_runner": _model_runner,
+    "engine.speculative": _speculative,
+    "engine.lora": _lora,
+    "engine.config_hash": _config_hash,
+}
+"""Field to reader. `engine.name`, `engine.invariance`, `engine.compile_cache` and
+`engine.batch` are not vLLM's to tell: the engine adds the first three, each call the last."""
+
+
+def engine_fields(llm: Any) -> dict[str, FieldValue]:
+    """Return the `engine.*` fields that vLLM itself tells; None for what it lacks."""
+    return {name: read(llm) for name, read in ENGINE_READERS.items()}
+
+
+def generation_defaults(llm: Any) -> dict[str, Any]:
+    """Return the sampling defaults that the model's generation config brings."""
+    defaults = llm.llm_engine.vllm_config.model_config.get_diff_sampling_param()
+    return {name: value for name, value in defaults.items() if value is not None}
+
+
+def model_fields(llm: Any, *, name: str, revision: str | None = None) -> dict[str, FieldValue]:
+    """Return the informational `model.*` fields; digests are `ModelIdentity`'s.
+
+    Parameters
+    ----------
+    llm
+        The live engine.
+    name
+        For people, without a path.
+    revision
+        Commit of a hub model.
+    """
+    architecture = _get(llm.llm_engine.vllm_config, "model_config.architecture")
+    defaults = generation_defaults(llm)
+    return {
+        "model.name": name,
+        "model.revision": revision,
+        "model.architecture": _plain(architecture),
+        "model.generation_config": canonical_bytes(defaults).decode() if defaults else "none",
+    }
