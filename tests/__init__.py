@@ -1,0 +1,3 @@
+"""Tests, and what they share."""
+
+__all__: list[str] = []
