@@ -13,7 +13,14 @@ from typing import Any
 from jupyter_detllm.core.canonical import canonical_bytes
 from jupyter_detllm.core.fingerprint import FieldValue
 
-__all__ = ["ENGINE_READERS", "engine_fields", "generation_defaults", "model_fields"]
+__all__ = [
+    "ENGINE_READERS",
+    "FIELD_NAMES",
+    "NOT_OF_VLLM",
+    "engine_fields",
+    "generation_defaults",
+    "model_fields",
+]
 
 
 def _get(root: Any, path: str) -> Any:
@@ -38,6 +45,12 @@ def _plain(value: Any) -> FieldValue:
 
 def _dtype(llm: Any) -> FieldValue:
     return str(_get(llm.llm_engine.vllm_config, "model_config.dtype")).removeprefix("torch.")
+
+
+def _kv_cache_dtype(llm: Any) -> FieldValue:
+    """Return the type itself where the cache follows the model."""
+    value = _config("cache_config.cache_dtype")(llm)
+    return _dtype(llm) if value == "auto" else value
 
 
 def _attention(llm: Any) -> FieldValue:
@@ -122,7 +135,7 @@ def _config_hash(llm: Any) -> FieldValue:
 ENGINE_READERS: Mapping[str, Callable[[Any], FieldValue]] = {
     "engine.dtype": _dtype,
     "engine.quantization": _quantization,
-    "engine.kv_cache_dtype": _config("cache_config.cache_dtype"),
+    "engine.kv_cache_dtype": _kv_cache_dtype,
     "engine.attention_backend": _attention,
     "engine.tensor_parallel": _config("parallel_config.tensor_parallel_size"),
     "engine.pipeline_parallel": _config("parallel_config.pipeline_parallel_size"),
@@ -144,8 +157,10 @@ ENGINE_READERS: Mapping[str, Callable[[Any], FieldValue]] = {
     "engine.lora": _lora,
     "engine.config_hash": _config_hash,
 }
-"""Field to reader. `engine.name`, `engine.invariance`, `engine.compile_cache` and
-`engine.batch` are not vLLM's to tell: the engine adds the first three, each call the last."""
+NOT_OF_VLLM = ("engine.name", "engine.invariance", "engine.compile_cache", "engine.batch")
+"""What vLLM cannot tell: the engine adds the first three, each call the last."""
+
+FIELD_NAMES = (*ENGINE_READERS, *NOT_OF_VLLM)
 
 
 def engine_fields(llm: Any) -> dict[str, FieldValue]:
