@@ -93,6 +93,8 @@ class PipRunner:
                 process.terminate()
             code = process.wait()
             reader.join(timeout=5)
+            if process.stdout is not None:
+                process.stdout.close()
         return PipResult(code, "".join(lines))
 
     def _read(self, process: subprocess.Popen[str], lines: list[str]) -> None:

@@ -161,22 +161,20 @@ def _convert(gguf: Path, folder: Path, report: Progress) -> None:
     # -P, so that a numpy.py beside the notebook is not taken for numpy.
     command = [sys.executable, "-P", "-m", "jupyter_detllm.models.convert"]
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [*command, str(gguf), str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-        )
-        try:
-            for line in process.stdout or ():
-                if line.startswith("progress "):
-                    report("converting", float(line.split()[1]))
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            process.wait()
+        ) as process:
+            try:
+                for line in process.stdout or ():
+                    if line.startswith("progress "):
+                        report("converting", float(line.split()[1]))
+            except BaseException:
+                process.kill()
+                raise
         if process.returncode != 0:
             errors.seek(0)
             lines = errors.read().decode(errors="replace").strip().splitlines()
