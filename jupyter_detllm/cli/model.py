@@ -14,7 +14,6 @@ from jupyter_detllm.models import (
     demo_folder,
     fetch_demo,
     model_digests,
-    resolve_model,
 )
 from jupyter_detllm.models.demo import is_fetched
 from jupyter_detllm.models.hub import cached_models
@@ -62,11 +61,9 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _digest(args: argparse.Namespace) -> int:
-    model = resolve_model(args.model) if args.model == DEMO_NAME else None
     with ProgressLine(f"model {args.model}") as line:
-        digests = model_digests(
-            model.path_or_id if model else args.model, progress=line, cached=not args.no_cache
-        )
+        folder = str(fetch_demo(progress=line)) if args.model == DEMO_NAME else args.model
+        digests = model_digests(folder, progress=line, cached=not args.no_cache)
     _print(args, _digests_json(args.model, digests), _digest_lines(digests))
     return 0
 
