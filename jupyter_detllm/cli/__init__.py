@@ -1,0 +1,141 @@
+"""``jupyter detllm``: one module per subcommand, imported when it is used."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from jupyter_detllm.cli._options import PROG, Parser, nearest
+from jupyter_detllm.errors import DetLLMError, UsageError
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
+
+class _Module(Protocol):
+    NAME: str
+    HELP: str
+
+    def configure(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A row of the table: a name, its one-line help, and where it is."""
+
+    name: str
+    help: str
+
+    def load(self) -> _Module:
+        """Import the module that does it."""
+        module: _Module = import_module(f"jupyter_detllm.cli.{self.name}")  # type: ignore[assignment]
+        return module
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("check", "compare outputs with their references; nothing is executed"),
+    Command("rerun", "execute a copy in a fresh kernel, then check it"),
+    Command("stamp", "make the stamps of outputs the references of their cells"),
+    Command("strip", "remove stamps and references"),
+    Command("show", "list the stamped cells of a notebook"),
+    Command("fingerprint", "print the environment's fingerprint, or a notebook's"),
+    Command("model", "fetch the demo model, list the models on this machine, digest one"),
+)
+_EPILOG = """exit codes:
+  0  every cell was compared and accepted
+  1  drift, divergence, or a policy that was not met
+  2  usage, an unreadable file, a failed execution, a broken stamp
+  3  nothing failed, but something was not verified: stale, recorded, unstamped,
+     not comparable, skipped, relaxed (--accept lets these pass)"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; a user's mistake is one line."""
+    # A terminal that cannot show a character must not break a report.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except DetLLMError as error:
+        return _one_line(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _one_line("interrupted", _INTERRUPTED)
+    except BrokenPipeError:
+        # The reader has gone; keep the interpreter's last flush from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    return code
+
+
+def _one_line(text: str, code: int) -> int:
+    from jupyter_detllm.cli._output import notice
+
+    notice(f"{PROG}: {text}")
+    return code
+
+
+def _dispatch(argv: list[str]) -> int:
+    first = argv[0] if argv else "--help"
+    if first in ("-h", "--help", "help") and len(argv) < 2:
+        sys.stdout.write(_help())
+        return 0 if argv else 2
+    if first in ("-V", "--version"):
+        from jupyter_detllm import __version__
+
+        sys.stdout.write(f"jupyter-detllm {__version__}\n")
+        return 0
+    if first == "help":
+        argv = [argv[1], "--help"]
+    command = _find(argv[0])
+    module = command.load()
+    parser = Parser(prog=f"{PROG} {command.name}", description=f"{command.help}.")
+    module.configure(parser)
+    try:
+        args = parser.parse_args(argv[1:])
+    except SystemExit as done:  # only --help ends this way
+        return int(done.code or 0)
+    return module.run(args)
+
+
+def _find(name: str) -> Command:
+    for command in COMMANDS:
+        if command.name == name:
+            return command
+    names = [command.name for command in COMMANDS]
+    near = nearest(name, names)
+    kind = "option" if name.startswith("-") else "command"
+    raise UsageError(
+        f"there is no {kind} {name[:40]!r}",
+        expected=", ".join(names),
+        fix=f"{PROG} {near}" if near else f"{PROG} --help",
+    )
+
+
+def _help() -> str:
+    width = max(len(command.name) for command in COMMANDS)
+    rows = [f"  {command.name:<{width}}  {command.help}" for command in COMMANDS]
+    return "\n".join(
+        [
+            f"usage: {PROG} COMMAND [options]",
+            "",
+            "Deterministic LLM generations in Jupyter: stamped, and checked again.",
+            "",
+            "commands:",
+            *rows,
+            "",
+            f"`{PROG} COMMAND --help` says more; --version prints the version.",
+            "",
+            _EPILOG,
+            "",
+        ]
+    )

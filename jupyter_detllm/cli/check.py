@@ -1,0 +1,28 @@
+"""``jupyter detllm check``: what the files hold, compared; nothing is executed."""
+
+from __future__ import annotations
+
+import argparse
+
+from jupyter_detllm.cli._options import add_notebooks, add_verifying
+from jupyter_detllm.cli._verifying import policy_of, print_report
+from jupyter_detllm.verify.report import parse_accept
+from jupyter_detllm.verify.service import check_paths
+
+__all__ = ["HELP", "NAME", "configure", "run"]
+
+NAME = "check"
+HELP = "compare outputs with their references; nothing is executed"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add_notebooks(parser)
+    add_verifying(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the files, print the report and return its exit code."""
+    report = check_paths(args.notebooks, policy_of(args), parse_accept(args.accept))
+    print_report(report, as_json=args.json)
+    return report.exit_code

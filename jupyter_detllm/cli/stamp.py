@@ -1,0 +1,74 @@
+"""``jupyter detllm stamp``: stamps of outputs made the references of their cells."""
+
+from __future__ import annotations
+
+import argparse
+
+from jupyter_detllm.cli._editing import edit, print_edits, worst
+from jupyter_detllm.cli._options import add_json, add_notebooks
+from jupyter_detllm.core.notebook import JsonObject, read_notebook
+from jupyter_detllm.core.promotion import Change, ChangeKind, Update, promote
+from jupyter_detllm.verify.sources import NotebookFile
+
+__all__ = ["HELP", "NAME", "configure", "run"]
+
+NAME = "stamp"
+HELP = "make the stamps of outputs the references of their cells"
+_WORDS = {
+    ChangeKind.ADDED: "reference added",
+    ChangeKind.REPLACED: "reference replaced",
+    ChangeKind.UNCHANGED: "unchanged",
+    ChangeKind.KEPT: "reference kept",
+    ChangeKind.REFUSED: "not stamped",
+    ChangeKind.REMOVED: "reference removed",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add_notebooks(parser)
+    parser.add_argument(
+        "--update",
+        choices=[update.value for update in Update],
+        default=Update.NEW.value,
+        help="new (default): cells without a reference, or with a changed source; "
+        "all: every cell whose stamp differs from its reference",
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Promote the stamps of the files and return the exit code.
+
+    0: every stamped cell now has its stamp as reference. 1: a cell differs from its
+    reference under the same source, which was kept. 2: a file or stamp that is broken.
+    3: an output of an earlier source, or no stamp at all.
+    """
+    update = Update(args.update)
+
+    def promoted(file: NotebookFile) -> tuple[JsonObject, tuple[Change, ...], int, str]:
+        notebook, changes = promote(file.data, update)
+        code, summary = _outcome(file.data, changes)
+        return notebook, changes, code, summary
+
+    edits = [edit(path, promoted) for path in args.notebooks]
+    print_edits(edits, _WORDS, as_json=args.json)
+    return worst(edits)
+
+
+def _outcome(notebook: JsonObject, changes: tuple[Change, ...]) -> tuple[int, str]:
+    view = read_notebook(notebook)
+    kinds = {change.kind for change in changes}
+    if any(cell.problems and not _mended(cell.label, changes) for cell in view.cells):
+        return 2, "a stamp is broken"
+    if ChangeKind.KEPT in kinds:
+        return 1, "a reference was kept: see `check`, or pass --update all"
+    if not any(cell.actual is not None for cell in view.cells):
+        return 3, "no output carries a stamp: run the %%detgen cells first"
+    if ChangeKind.REFUSED in kinds:
+        return 3, "an output is of an earlier source"
+    return 0, ""
+
+
+def _mended(label: str, changes: tuple[Change, ...]) -> bool:
+    return any(c.label == label and c.kind is ChangeKind.REPLACED for c in changes)

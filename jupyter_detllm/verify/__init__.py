@@ -1,0 +1,3 @@
+"""Notebooks read, executed, checked and written; cells judged by `core`."""
+
+__all__: list[str] = []

@@ -1,0 +1,217 @@
+"""What a verification found: frozen values that `render` turns into text and files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from jupyter_detllm.core.notebook import CellView
+from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.core.verdict import Outcome, Verdict
+from jupyter_detllm.errors import UsageError
+
+__all__ = [
+    "ACCEPTABLE",
+    "CellReport",
+    "Mode",
+    "NotebookReport",
+    "PolicySource",
+    "Report",
+    "Standing",
+    "exit_code",
+    "parse_accept",
+]
+
+
+class Mode(StrEnum):
+    """How the actual side came about."""
+
+    CHECK = "check"
+    RERUN = "rerun"
+
+
+class PolicySource(StrEnum):
+    """Where a cell's policy comes from; the first that says one wins."""
+
+    COMMAND = "command line"
+    CELL = "cell"
+    DEFAULT = "default"
+
+
+class Standing(StrEnum):
+    """What a cell means for the exit code.
+
+    The first two and `INVALID` cannot be waved through by ``--accept``; what is
+    below them was simply not verified.
+    """
+
+    ACCEPTED = "accepted"
+    FAILED = "failed"
+    INVALID = "invalid"
+    STALE = "stale"
+    RECORDED = "recorded"
+    UNSTAMPED = "unstamped"
+    NOT_COMPARABLE = "not_comparable"
+    SKIPPED = "skipped"
+    RELAXED = "relaxed"
+
+
+ACCEPTABLE = frozenset(
+    {
+        Standing.STALE,
+        Standing.RECORDED,
+        Standing.UNSTAMPED,
+        Standing.NOT_COMPARABLE,
+        Standing.SKIPPED,
+        Standing.RELAXED,
+    }
+)
+_UNVERIFIED = {
+    Verdict.STALE: Standing.STALE,
+    Verdict.RECORDED: Standing.RECORDED,
+    Verdict.UNSTAMPED: Standing.UNSTAMPED,
+    Verdict.NOT_COMPARABLE: Standing.NOT_COMPARABLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CellReport:
+    """The verdict about one cell, and whether the policy accepts it.
+
+    `accepted` is the policy's word about the verdict; a skipped cell is judged all the
+    same, but does not count.
+    """
+
+    view: CellView
+    outcome: Outcome
+    policy: Policy
+    policy_from: PolicySource
+    accepted: bool
+    skipped: bool
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict, whatever the policy."""
+        return self.outcome.verdict
+
+    @property
+    def standing(self) -> Standing:
+        """What the cell means for the exit code."""
+        if self.skipped:
+            return Standing.SKIPPED
+        if self.verdict is Verdict.ERROR:
+            return Standing.INVALID
+        if self.verdict in _UNVERIFIED:
+            return _UNVERIFIED[self.verdict]
+        if not self.accepted:
+            return Standing.FAILED
+        differs = self.verdict not in (Verdict.MATCH, Verdict.TOKENS_MATCH)
+        return Standing.RELAXED if differs else Standing.ACCEPTED
+
+
+@dataclass(frozen=True, slots=True)
+class NotebookReport:
+    """One notebook.
+
+    Attributes
+    ----------
+    path
+        As it was given.
+    cells
+        The cells that generate, or carry a stamp or a reference.
+    problems
+        What is wrong with the file or its execution as a whole, one line each.
+    """
+
+    path: str
+    cells: tuple[CellReport, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """One per problem and cell; a notebook without either is `unstamped`."""
+        out = [Standing.INVALID] * len(self.problems) + [cell.standing for cell in self.cells]
+        return tuple(out) or (Standing.UNSTAMPED,)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All notebooks of one run."""
+
+    mode: Mode
+    notebooks: tuple[NotebookReport, ...]
+    accept: frozenset[Standing] = frozenset()
+
+    @property
+    def cells(self) -> tuple[CellReport, ...]:
+        """All cells of all notebooks."""
+        return tuple(cell for notebook in self.notebooks for cell in notebook.cells)
+
+    @property
+    def verdicts(self) -> dict[Verdict, int]:
+        """How many cells have each verdict; skipped cells are not in it."""
+        found = Counter(cell.verdict for cell in self.cells if not cell.skipped)
+        return {verdict: found[verdict] for verdict in Verdict if found[verdict]}
+
+    @property
+    def standings(self) -> dict[Standing, int]:
+        """How many cells, problems and empty notebooks have each standing."""
+        found = Counter(s for notebook in self.notebooks for s in notebook.standings)
+        return {standing: found[standing] for standing in Standing if found[standing]}
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code, see `exit_code`."""
+        return exit_code(self)
+
+    def accepting(self, accept: Iterable[Standing]) -> Report:
+        """Return the report with what is not verified, but accepted."""
+        return replace(self, accept=frozenset(accept))
+
+
+def exit_code(report: Report, accept: frozenset[Standing] | None = None) -> int:
+    """Return the exit code of a report.
+
+    0: every cell was compared and accepted. 1: drift, divergence or a policy not met.
+    2: an unreadable file, a failed execution, the verdict `error`. 3: nothing failed, but
+    something was not verified: stale, recorded, unstamped (also a notebook without
+    stamped cells), not comparable, skipped, or accepted only because the policy is
+    relaxed. With several, 2 before 1 before 3 before 0.
+
+    Parameters
+    ----------
+    report
+        The report.
+    accept
+        Which of the last group pass; the report's own by default.
+    """
+    passing = report.accept if accept is None else accept
+    found = set(report.standings) - {Standing.ACCEPTED} - (passing & ACCEPTABLE)
+    if Standing.INVALID in found:
+        return 2
+    if Standing.FAILED in found:
+        return 1
+    # A run over no notebook at all has verified nothing.
+    return 3 if found or not report.notebooks else 0
+
+
+def parse_accept(text: str) -> frozenset[Standing]:
+    """Read ``recorded,stale``.
+
+    Raises
+    ------
+    UsageError
+        For anything that no option can wave through.
+    """
+    names = [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
+    allowed = sorted(standing.value for standing in ACCEPTABLE)
+    for name in names:
+        if name not in allowed:
+            hint = "--policy, which says what differences are accepted"
+            fix = hint if name in ("drift", "diverged", "tokens_match") else None
+            raise UsageError(
+                f"{name[:40]!r} cannot be accepted", expected=", ".join(allowed), fix=fix
+            )
+    return frozenset(Standing(name) for name in names)
