@@ -1,7 +1,85 @@
-"""Deterministic LLM generations in Jupyter: seeded, stamped and checked again."""
+"""Deterministic LLM generations in Jupyter: seeded, stamped and checked again.
+
+``%load_ext jupyter_detllm`` in a notebook, or ``import jupyter_detllm as det``. The
+public names are imported when they are first used (PEP 562).
+"""
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "Generation",
+    "Message",
+    "Prompt",
+    "PromptKind",
+    "Stamp",
+    "__version__",
+    "check",
+    "fingerprint",
+    "generate",
+    "generator",
+    "last_stamp",
+    "load_ipython_extension",
+    "release",
+    "seed_child",
+    "unload_ipython_extension",
+    "use",
+    "worker_init_fn",
+]
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from jupyter_detllm.api import check as check
+    from jupyter_detllm.api import fingerprint as fingerprint
+    from jupyter_detllm.api import generate as generate
+    from jupyter_detllm.api import last_stamp as last_stamp
+    from jupyter_detllm.api import release as release
+    from jupyter_detllm.api import use as use
+    from jupyter_detllm.controls.seeding import generator as generator
+    from jupyter_detllm.controls.seeding import seed_child as seed_child
+    from jupyter_detllm.controls.seeding import worker_init_fn as worker_init_fn
+    from jupyter_detllm.core.generation import Generation as Generation
+    from jupyter_detllm.core.generation import Message as Message
+    from jupyter_detllm.core.generation import Prompt as Prompt
+    from jupyter_detllm.core.generation import PromptKind as PromptKind
+    from jupyter_detllm.core.stamp import Stamp as Stamp
+
+_LAZY = {
+    **dict.fromkeys(("check", "fingerprint", "generate", "last_stamp", "release", "use"), "api"),
+    **dict.fromkeys(("generator", "seed_child", "worker_init_fn"), "controls.seeding"),
+    **dict.fromkeys(("Generation", "Message", "Prompt", "PromptKind"), "core.generation"),
+    "Stamp": "core.stamp",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return what is there and what is imported on use."""
+    return sorted({*globals(), *_LAZY})
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Register the magics (``%load_ext jupyter_detllm``)."""
+    from jupyter_detllm.kernel.extension import load
+
+    load(ipython)
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """Take the magics back (``%unload_ext jupyter_detllm``); an engine goes on running."""
+    from jupyter_detllm.kernel.extension import unload
+
+    unload(ipython)

@@ -1,0 +1,236 @@
+"""The Python API: ``import jupyter_detllm as det``.
+
+In a notebook it shares engine, seeds and stamps with the magics: a cell that calls
+`generate` is stamped like one that begins with `%%detgen`. In a script nothing is
+displayed, and `last_stamp` returns what a cell would have kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from jupyter_detllm.controls.seeding import generator, worker_init_fn
+from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.generation import Generation, Prompt, PromptKind
+from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.engines.base import SamplingOptions, ShutdownReport
+from jupyter_detllm.errors import RequestError
+from jupyter_detllm.kernel.bodies import checked, messages_prompt
+from jupyter_detllm.kernel.cells import Ending
+from jupyter_detllm.kernel.current import current_shell
+from jupyter_detllm.kernel.engine_options import merged
+from jupyter_detllm.kernel.session import Ask, Session, current_session
+from jupyter_detllm.kernel.settings import Settings
+
+if TYPE_CHECKING:
+    from jupyter_detllm.verify.report import Report
+
+__all__ = [
+    "PromptLike",
+    "check",
+    "fingerprint",
+    "generate",
+    "generator",
+    "last_stamp",
+    "release",
+    "use",
+    "worker_init_fn",
+]
+
+PromptLike: TypeAlias = str | Prompt | Sequence[Mapping[str, object]] | Sequence[int]
+"""A chat message, a `Prompt`, a list of messages, or a list of token ids."""
+
+
+def use(
+    model: str,
+    *,
+    seed: int | None = None,
+    level: str | None = None,
+    torch_deterministic: str | None = None,
+    launch_blocking: bool | None = None,
+    no_tf32: bool | None = None,
+    dtype: str | None = None,
+    eager: bool | None = None,
+    **options: object,
+) -> None:
+    """Seed everything, set the controls and start the engine, as `%detllm use` does.
+
+    Parameters
+    ----------
+    model
+        ``demo``, ``fake``, a folder or a Hugging Face id.
+    seed, level
+        Root seed (0 by default) and guarantee level.
+    torch_deterministic, launch_blocking, no_tf32, dtype, eager
+        As the options of `%detllm`.
+    **options
+        Engine options, as `vllm.LLM` takes them.
+
+    Raises
+    ------
+    DetLLMError
+        When the running engine has other settings, or cannot be started.
+    """
+    session = _session()
+    settings = (session.settings or Settings()).changed(
+        {
+            "seed": seed,
+            "level": level,
+            "torch_deterministic": torch_deterministic,
+            "launch_blocking": launch_blocking,
+            "no_tf32": no_tf32,
+            "dtype": dtype,
+            "eager": eager,
+        }
+    )
+    session.use(model, merged(options), settings)
+
+
+def release() -> ShutdownReport | None:
+    """Shut the engine down; return what was freed and kept, None when none runs."""
+    return current_session().release()
+
+
+def generate(
+    prompts: PromptLike | Sequence[PromptLike],
+    *,
+    name: str = "",
+    text: bool = False,
+    system: str | None = None,
+    n: int = 1,
+    seed: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    max_tokens: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    beam_width: int | None = None,
+    length_penalty: float | None = None,
+    store_prompt: bool = True,
+) -> list[Generation]:
+    """Generate in one call; the running cell is stamped.
+
+    Parameters
+    ----------
+    prompts
+        One prompt or several: text is a chat message, or raw text with `text`; a list
+        of ``{"role": ..., "content": ...}`` is a chat; a list of integers is token ids.
+    name
+        Name of the cell, part of derived seeds.
+    system
+        System message before each chat message given as text.
+    n
+        Completions per prompt.
+    seed
+        Occurrence i of a prompt, completion j gets ``seed + i * n + j``; derived
+        seeds by default.
+    temperature, top_p, top_k, max_tokens, stop, beam_width, length_penalty
+        As the options of `%%detgen`; None leaves the model's default.
+    store_prompt
+        Keep the prompts in the stamp, not only their digests.
+
+    Returns
+    -------
+    list of Generation
+        Ordered by prompt and completion.
+
+    Raises
+    ------
+    DetLLMError
+        Without an engine, or for a request that cannot be run.
+    """
+    session = _session()
+    ask = Ask(
+        prompts=tuple(_prompt(item, text, system) for item in _several(prompts)),
+        options=SamplingOptions(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            max_tokens=max_tokens,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop) if stop else None,
+            beam_width=beam_width,
+            length_penalty=length_penalty,
+        ),
+        name=name,
+        n=n,
+        seed=seed,
+        store_prompt=store_prompt,
+    )
+    result = session.run(ask, session.prepare(ask))
+    if current_shell() is None:
+        emitted = session.recorder.close(Ending(None, "", None, success=True))
+        if emitted is not None:
+            session.ledger.add(emitted)
+    return list(result.generations)
+
+
+def last_stamp() -> Stamp | None:
+    """Return the stamp of the last cell, in a script of the last call; None before."""
+    return current_session().recorder.last
+
+
+def fingerprint() -> Fingerprint:
+    """Return the fingerprint of this process, with the engine's part if one runs."""
+    return current_session().fingerprint()
+
+
+def check(path: str | Path, *, policy: str | None = None) -> Report:
+    """Check a notebook file: nothing is executed, no engine is needed.
+
+    Parameters
+    ----------
+    path
+        The notebook.
+    policy
+        ``tokens`` (the default), ``bitwise``, ``within(ATOL)`` or ``prefix(N)``.
+    """
+    from jupyter_detllm.verify.service import check_paths
+
+    return check_paths([path], Policy.parse(policy) if policy is not None else None)
+
+
+def _session() -> Session:
+    shell = current_shell()
+    if shell is not None:
+        from jupyter_detllm.kernel.extension import follow_cells
+
+        follow_cells(shell)
+    return current_session()
+
+
+def _several(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    """Return a list of prompts from one or several."""
+    if isinstance(prompts, (str, Prompt)):
+        return [prompts]
+    items = list(prompts)
+    if not items:
+        raise RequestError("there is no prompt", expected="at least one")
+    if all(isinstance(item, Mapping) for item in items) or all(map(_is_token, items)):
+        return [items]  # type: ignore[list-item]
+    return items  # type: ignore[return-value]
+
+
+def _is_token(item: object) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+def _prompt(item: object, text: bool, system: str | None) -> Prompt:
+    if isinstance(item, Prompt):
+        return checked(item)
+    if isinstance(item, str):
+        if not item.strip():
+            raise RequestError("a prompt is empty", expected="text")
+        if text and system is not None:
+            raise RequestError("a system message does not go with raw text", fix="text=False")
+        plain = Prompt(PromptKind.TEXT, text=item) if text else Prompt.chat(item, system)
+        return checked(plain)
+    if isinstance(item, Sequence) and item and all(map(_is_token, item)):
+        return Prompt(PromptKind.TOKENS, token_ids=tuple(item))
+    if isinstance(item, Sequence) and not isinstance(item, bytes):
+        return messages_prompt(item)
+    raise RequestError(
+        f"a prompt is a {type(item).__name__}", expected="text, a Prompt, messages or token ids"
+    )

@@ -1,0 +1,120 @@
+"""A magic's line to arguments: quotes as in a shell, every mistake one line with a hint."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from IPython.core.magic_arguments import MagicArgumentParser
+
+from jupyter_detllm.errors import UsageError
+
+__all__ = ["ArgumentParser", "Namespace", "identifier", "nearest", "number", "split_line"]
+
+Namespace = argparse.Namespace
+_ARGUMENT = re.compile(r"argument (\S+?)(?:/\S+)?: (.+)")
+
+
+def split_line(line: str) -> list[str]:
+    """Split a magic's line; single and double quotes group, a backslash escapes.
+
+    Raises
+    ------
+    UsageError
+        For a quotation that does not end.
+    """
+    try:
+        return shlex.split(line, comments=False, posix=True)
+    except ValueError:
+        raise UsageError(
+            "a quotation on the magic's line does not end",
+            expected="a closing quote, or \\' for an apostrophe",
+        ) from None
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word most like `word`, None when none is like it."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def number(text: str) -> float:
+    """Read a finite number (an `argparse` type)."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def identifier(text: str) -> str:
+    """Read a Python variable name (an `argparse` type)."""
+    if not text.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a variable name")
+    return text
+
+
+class ArgumentParser(MagicArgumentParser):
+    """A magic's parser whose mistakes are `UsageError` with the nearest option.
+
+    Abbreviated options are refused: a later option could change what they mean.
+    """
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog=prog, **options)
+        self.allow_abbrev = False
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found wrong, on one line."""
+        found = _ARGUMENT.match(message)
+        if found:
+            message = f"{found.group(1)}: {found.group(2)}"
+        message = message.replace("invalid number value", "invalid float value")
+        raise UsageError(message, fix=self.help_line)
+
+    @property
+    def help_line(self) -> str:
+        """What shows this parser's help."""
+        return f"{self.prog.split()[0]}?"
+
+    @property
+    def option_strings(self) -> list[str]:
+        """Every option, long spellings only where an option has one."""
+        out: list[str] = []
+        for action in self._actions:
+            names = [name for name in action.option_strings if name.startswith("--")]
+            out.extend(names or action.option_strings)
+        return out
+
+    def action(self, option: str) -> argparse.Action | None:
+        """Return the action of an option string, None for an unknown one."""
+        return self._option_string_actions.get(option)
+
+    def parse(self, tokens: Sequence[str]) -> Namespace:
+        """Parse all of `tokens`.
+
+        Raises
+        ------
+        UsageError
+            For anything this parser does not know, with the nearest it does.
+        """
+        arguments, unknown = self.parse_known_args(list(tokens))
+        if unknown:
+            self.refuse(unknown[0])
+        return arguments
+
+    def refuse(self, token: str) -> NoReturn:
+        """Refuse an argument that does not exist."""
+        name = token.split("=", 1)[0]
+        if not name.startswith("-"):
+            raise UsageError(f"{self.prog} has no place for {token!r:.60}", fix=self.help_line)
+        near = nearest(name, self.option_strings)
+        raise UsageError(
+            f"{self.prog} has no option {name!r:.60}",
+            expected=f"perhaps {near}" if near else "one of its options",
+            fix=self.help_line,
+        )

@@ -1,0 +1,120 @@
+"""Which cell runs: IPython's cell events, followed from `%load_ext` on.
+
+IPython runs cells inside cells (`%%capture`, `%run`, Output widgets). What a cell
+generated belongs to the outermost one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CellHooks", "Ending", "RunningCells", "request_part", "running_cells"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of an outermost cell.
+
+    Attributes
+    ----------
+    owner
+        IPython's `ExecutionInfo` of the cell; None when its beginning was not seen
+        (it loaded the extension itself).
+    source, cell_id
+        The cell's source, and its id where the front end sends one.
+    success
+        Whether it ran to its end.
+    """
+
+    owner: Any
+    source: str
+    cell_id: str | None
+    success: bool
+
+
+class RunningCells:
+    """The stack of cells that run now, outermost first."""
+
+    def __init__(self) -> None:
+        self._stack: list[Any] = []
+        self._request: str | None = None
+
+    @property
+    def outermost(self) -> Any:
+        """IPython's `ExecutionInfo` of the outermost running cell, or None."""
+        return self._stack[0] if self._stack else None
+
+    def began(self, info: Any, request: str | None = None) -> None:
+        """Note that a cell begins.
+
+        `request` identifies the front end's request, if there is one: cells inside a
+        cell share it, so another one means that an end was lost.
+        """
+        if request != self._request:
+            self._stack.clear()
+            self._request = request
+        self._stack.append(info)
+
+    def ended(self, result: Any) -> Ending | None:
+        """Note that a cell ended; return it if it was the outermost."""
+        if result is None:  # torn down: nothing of it counts
+            del self._stack[-1:]
+            return None
+        info = result.info
+        depth = next((i for i, known in enumerate(self._stack) if known is info), None)
+        if depth is None and self._stack:
+            return None  # of blanks only: IPython reports no beginning of such a cell
+        if depth is not None:
+            del self._stack[depth:]
+        if self._stack:
+            return None
+        owner = None if depth is None else info
+        cell_id = getattr(info, "cell_id", None)
+        return Ending(owner, info.raw_cell or "", cell_id, bool(result.success))
+
+
+_running = RunningCells()
+
+
+def running_cells() -> RunningCells:
+    """Return the cells of this process."""
+    return _running
+
+
+def request_part(shell: Any, part: str) -> Mapping[str, Any]:
+    """Return ``header`` or ``metadata`` of the front end's request; empty in a terminal.
+
+    JupyterLab sends the cell's own metadata with it; headless runners send none.
+    """
+    get_parent = getattr(shell, "get_parent", None)
+    parent = get_parent() if callable(get_parent) else None
+    value = parent.get(part) if isinstance(parent, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+class CellHooks:
+    """Ties one shell's cell events to `running_cells`; stamps what a cell generated."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        shell.events.register("pre_run_cell", self._began)
+        shell.events.register("post_run_cell", self._ended)
+
+    def remove(self) -> None:
+        """Stop following."""
+        self._shell.events.unregister("pre_run_cell", self._began)
+        self._shell.events.unregister("post_run_cell", self._ended)
+
+    def _began(self, info: Any) -> None:
+        _running.began(info, request_part(self._shell, "header").get("msg_id"))
+
+    def _ended(self, result: Any) -> None:
+        ending = _running.ended(result)
+        # Before the session is imported, no cell can have generated anything.
+        if ending is not None and "jupyter_detllm.kernel.session" in sys.modules:
+            from jupyter_detllm.kernel.emit import emit_stamp
+
+            emit_stamp(self._shell, ending)

@@ -1,0 +1,131 @@
+"""Tab completion for the magics, through IPython's matcher API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from jupyter_detllm.kernel.argline import ArgumentParser
+from jupyter_detllm.kernel.parsers import (
+    VERB_PARSERS,
+    detgen_parser,
+    setup_parser,
+    verb_parser,
+)
+
+__all__ = ["candidates", "make_matcher"]
+
+_LINE = re.compile(r"(?:^|.*?=)\s*%?detllm\s+(.*)$", re.DOTALL)
+_CELL = re.compile(r"\s*%%detgen\s+([^\n]*)$")
+_POLICIES = ("tokens", "bitwise", "within(", "prefix(")
+_MOST_FOLDERS = 50
+
+
+def candidates(text: str, *, first_line: bool, names: Iterable[str] = ()) -> list[str] | None:
+    """Return what can follow at the end of `text`, a line up to the cursor.
+
+    Parameters
+    ----------
+    text
+        The line, up to the cursor.
+    first_line
+        Whether it is the cell's first: `%%detgen` is a magic only there.
+    names
+        Names of the cells stamped so far.
+
+    Returns
+    -------
+    list of str or None
+        Whole words; None where the line belongs to no magic of ours.
+    """
+    found = _CELL.match(text) if first_line else None
+    if found:
+        return _cell_words(found.group(1), names)
+    found = _LINE.match(text)
+    return _line_words(found.group(1), names) if found else None
+
+
+def _cell_words(rest: str, names: Iterable[str]) -> list[str]:
+    words, fragment = _split(rest)
+    values = _values(detgen_parser(), words, names)
+    if values is not None:
+        return _starting(values, fragment)
+    own = [] if any(not word.startswith("-") for word in words) else list(names)
+    return _starting([*own, *detgen_parser().option_strings], fragment)
+
+
+def _line_words(rest: str, names: Iterable[str]) -> list[str]:
+    words, fragment = _split(rest)
+    if not words:
+        return _starting([*VERB_PARSERS, *setup_parser().option_strings], fragment)
+    verb = words[0] if words[0] in VERB_PARSERS else None
+    if verb is None and not words[0].startswith("-"):
+        return []
+    parser = verb_parser(verb) if verb else setup_parser()
+    values = _values(parser, words, names)
+    if values is not None:
+        return _starting(values, fragment)
+    if verb == "use" and len(words) == 1 and not fragment.startswith("-"):
+        return _starting(_models(), fragment)
+    return _starting(parser.option_strings, fragment)
+
+
+def _split(rest: str) -> tuple[list[str], str]:
+    """Return the words before the one at the cursor, and that one so far."""
+    words = rest.split()
+    if not rest or rest[-1].isspace():
+        return words, ""
+    return words[:-1], words[-1]
+
+
+def _values(parser: ArgumentParser, words: list[str], names: Iterable[str]) -> list[str] | None:
+    """Return the values of the option before the cursor, None if it takes none."""
+    action = parser.action(words[-1]) if words else None
+    if action is None or action.nargs == 0:
+        return None
+    if action.choices is not None:
+        return [str(choice) for choice in action.choices]
+    if action.dest == "policy":
+        return list(_POLICIES)
+    return list(names) if action.dest in ("emit", "forget") else []
+
+
+def _models() -> list[str]:
+    """Return the model names known here: demo, fake, and model folders beside the notebook."""
+    folders = []
+    try:
+        for folder in sorted(Path().iterdir())[:_MOST_FOLDERS]:
+            if (folder / "config.json").is_file():
+                folders.append(f"./{folder.name}")
+    except OSError:
+        pass  # a folder that cannot be listed has nothing to offer
+    return ["demo", "fake", *folders]
+
+
+def _starting(words: Iterable[str], fragment: str) -> list[str]:
+    return [word for word in dict.fromkeys(words) if word.startswith(fragment)]
+
+
+def make_matcher(names: Callable[[], Iterable[str]]) -> Callable[[Any], Any]:
+    """Return a matcher for `Completer.custom_matchers`; `names` gives the cells' names."""
+    from IPython.core.completer import SimpleCompletion, context_matcher
+
+    @context_matcher(identifier="jupyter_detllm")
+    def detllm_matcher(context: Any) -> Any:
+        text = context.line_with_cursor[: context.cursor_position]
+        before = "\n".join(context.full_text.split("\n")[: context.cursor_line])
+        words = candidates(text, first_line=not before.strip(), names=names())
+        if words is None:
+            return {"completions": []}
+        fragment = "" if not text or text[-1].isspace() else text.split()[-1]
+        return {
+            "completions": [SimpleCompletion(text=word, type="magic") for word in words],
+            "matched_fragment": fragment,
+            # Nothing of Python's namespace belongs on a magic's line.
+            "suppress": True,
+            "ordered": True,
+        }
+
+    return detllm_matcher

@@ -1,0 +1,41 @@
+"""Defaults that `%config DetLLM` and ipython_config.py set; options on the line win."""
+
+from __future__ import annotations
+
+from traitlets import Bool, CaselessStrEnum, Float, Int, Unicode
+from traitlets.config import Configurable
+
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.kernel.settings import DEFAULT_LEVEL, DEFAULT_SEED, Settings
+
+__all__ = ["DetLLM"]
+
+
+class DetLLM(Configurable):
+    """Defaults of `%detllm` and `%%detgen`."""
+
+    seed = Int(DEFAULT_SEED, min=0, help="Root seed of the first `%detllm`.").tag(config=True)
+    level = CaselessStrEnum(
+        [level.value for level in Level],
+        DEFAULT_LEVEL.value,
+        help="Guarantee level of the first `%detllm`.",
+    ).tag(config=True)
+    model = Unicode(
+        "", help="Model that the first `%%detgen` starts when no `%detllm use` came before."
+    ).tag(config=True)
+    temperature = Float(None, allow_none=True, help="None: the model's own default.").tag(
+        config=True
+    )
+    max_tokens = Int(None, allow_none=True, min=1, help="None: the engine's default.").tag(
+        config=True
+    )
+    store_prompt = Bool(True, help="Keep prompts in stamps; otherwise only digests.").tag(
+        config=True
+    )
+    show_progress = Bool(True, help="Show one line that updates while the engine works.").tag(
+        config=True
+    )
+
+    def settings(self) -> Settings:
+        """Return the settings of a session that names none."""
+        return Settings().changed({"seed": self.seed, "level": self.level})

@@ -1,0 +1,188 @@
+"""Everything a cell shows. Nothing else of the package displays.
+
+What is saved never depends on how long something took: a line that updates is a
+display whose last state is the text that stays (`Slot`).
+"""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jupyter_detllm.core.generation import Generation, GenerationRequest
+from jupyter_detllm.core.notebook import KEY, RUN_KEY
+from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.engines.base import Progress
+
+__all__ = ["Slot", "generations_text", "progress_text", "show_stamp", "show_text", "stamp_line"]
+
+_INTERVAL = 0.25  # seconds between two updates of a line
+_KEPT_CONTROLS = "\n\t"
+_STYLE = "font-family:monospace;font-size:85%;opacity:0.75"
+
+
+def show_text(shell: Any, text: str) -> None:
+    """Show text as text/plain: no markup in it is ever rendered."""
+    shell.display_pub.publish(data={"text/plain": printable(text)}, metadata={})
+
+
+def printable(text: str) -> str:
+    """Return text whose control characters are visible, so that none acts on a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char
+        if char in _KEPT_CONTROLS or not (ord(char) < 32 or 127 <= ord(char) < 160)
+        else f"\\x{ord(char):02x}"
+        for char in text
+    )
+
+
+def generations_text(
+    requests: Sequence[GenerationRequest], generations: Sequence[Generation]
+) -> str:
+    """Return the texts of one call, with headings where there are several."""
+    if len(generations) == 1:
+        return generations[0].text
+    return "\n\n".join(f"{_heading(g, requests)}\n{g.text}" for g in generations)
+
+
+def _heading(generation: Generation, requests: Sequence[GenerationRequest]) -> str:
+    parts = []
+    if len(requests) > 1:
+        parts.append(f"prompt {generation.prompt_index + 1}/{len(requests)}")
+    n = len(requests[generation.prompt_index].seeds)
+    if n > 1:
+        parts.append(f"completion {generation.completion_index + 1}/{n}")
+    return f"[{', '.join(parts)}]"
+
+
+def stamp_line(stamp: Stamp) -> str:
+    """Return the line that stands for a stamp: identical for identical content."""
+    generations = stamp.generations
+    tokens = sum(len(g.token_ids) for g in generations)
+    reasons = [g.finish_reason for g in generations]
+    finish = ", ".join(f"{reasons.count(r)} {r}" for r in sorted(set(reasons)))
+    name = f"{stamp.name} | " if stamp.name else ""
+    late = f" | {len(stamp.late)} late" if stamp.late else ""
+    return (
+        f"detllm {name}{stamp.level} | {stamp.model.name} | {_count(tokens, 'token')} ({finish})"
+        f" | {stamp.generation_digest.short}{late}"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def show_stamp(
+    shell: Any, line: str, stamp: Mapping[str, object], run: Mapping[str, object]
+) -> None:
+    """Put a stamp into the output: one line to see, the rest in the output's metadata."""
+    line = printable(line)
+    data = {
+        "text/plain": line,
+        "text/html": f'<div style="{_STYLE}">{html.escape(line)}</div>',
+    }
+    shell.display_pub.publish(data=data, metadata={KEY: dict(stamp), RUN_KEY: dict(run)})
+
+
+def progress_text(progress: Progress) -> str:
+    """Return one line about a running generate call."""
+    rate = progress.tokens / progress.seconds if progress.seconds > 0 else 0.0
+    return (
+        f"generating: {progress.prompts_done}/{progress.prompts} prompts, "
+        f"{progress.tokens} tokens, {rate:.0f} tokens/s"
+    )
+
+
+class Slot:
+    """One place in the output: a line that updates, then the text that stays.
+
+    In a notebook both are one display, updated, so that nothing of the line is
+    saved. In a terminal the line is on stderr and wiped. Where displays cannot be
+    updated (``%%capture``, Output widgets, a pipe) there is no line.
+    """
+
+    def __init__(self, shell: Any, *, live: bool = True, clock: Callable[[], float] | None = None):
+        self._shell = shell
+        self._clock = clock or time.monotonic
+        self._last = -_INTERVAL
+        self._display_id = ""
+        self._terminal = live and _is_terminal(shell)
+        if live and _updates(shell):
+            # The place is taken at once: what else the cell shows comes after it in
+            # every run, however fast this one is.
+            self._display_id = uuid.uuid4().hex
+            self._publish("", update=False)
+
+    def _publish(self, text: str, *, update: bool) -> None:
+        transient = {"display_id": self._display_id}
+        self._shell.display_pub.publish(
+            data={"text/plain": printable(text)}, metadata={}, transient=transient, update=update
+        )
+
+    def line(self, text: str) -> None:
+        """Show `text` in place of the last line; skipped when that is very recent."""
+        now = self._clock()
+        if now - self._last < _INTERVAL or not (self._display_id or self._terminal):
+            return
+        self._last = now
+        if self._display_id:
+            self._publish(text, update=True)
+        else:
+            _write(f"\r\x1b[K{printable(text)}")
+
+    def finish(self, text: str) -> None:
+        """Show what stays."""
+        if self._terminal:
+            _write("\r\x1b[K")
+        if self._display_id:
+            self._publish(text, update=True)
+        else:
+            show_text(self._shell, text)
+
+    @contextmanager
+    def settled(self, otherwise: str) -> Iterator[None]:
+        """Leave `otherwise` in the place when the block is left by an exception."""
+        try:
+            yield
+        except BaseException:
+            if self._display_id:
+                self._publish(otherwise, update=True)
+            elif self._terminal:
+                _write("\r\x1b[K")
+            raise
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _is_terminal(shell: Any) -> bool:
+    return not hasattr(shell, "kernel") and bool(getattr(sys.stderr, "isatty", bool)())
+
+
+def _updates(shell: Any) -> bool:
+    """Tell whether a display of this cell can be updated."""
+    if not hasattr(shell, "kernel"):
+        return False
+    captured = type(shell.display_pub).__name__ == "CapturingDisplayPublisher"
+    return not captured and not _inside_output_widget()
+
+
+def _inside_output_widget() -> bool:
+    """Tell whether an Output widget takes this cell's output: it drops updates."""
+    module = sys.modules.get("ipywidgets.widgets.widget_output")
+    if module is None:
+        return False
+    instances = getattr(sys.modules.get("ipywidgets.widgets.widget"), "_instances", None)
+    if instances is None:
+        return True  # unknown: better no line than a lost text
+    return any(isinstance(w, module.Output) and w.msg_id for w in list(instances.values()))

@@ -1,0 +1,207 @@
+"""The kernel's one engine: set up, started, kept, refused and released."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
+from jupyter_detllm.engines.base import Engine, EngineSpec, ShutdownReport, load_engine
+from jupyter_detllm.errors import ControlError, EngineError, EngineStartError, UsageError
+from jupyter_detllm.kernel.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyter_detllm.controls.report import ControlReport
+    from jupyter_detllm.controls.seeding import SeedReport
+
+__all__ = ["FAKE_MODEL", "EngineHolder"]
+
+FAKE_MODEL = "fake"
+
+
+class EngineHolder:
+    """The engine, what it was started with, and what the process was set up with.
+
+    Attributes
+    ----------
+    settings
+        What it was set up with; None before the first `configure`.
+    controls, seeds
+        What became of the determinism controls and of the random streams.
+    engine, spec
+        The running engine and what it was started with, or None.
+    """
+
+    def __init__(self) -> None:
+        self.settings: Settings | None = None
+        self.controls: ControlReport | None = None
+        self.seeds: SeedReport | None = None
+        self.engine: Engine | None = None
+        self.spec: EngineSpec | None = None
+        self._busy = threading.Lock()
+
+    def configure(self, settings: Settings) -> None:
+        """Seed everything and set every control that is still in time.
+
+        Raises
+        ------
+        UsageError
+            When an engine runs that was started with other settings.
+        ControlError
+            For a level that cannot be had.
+        """
+        if self.engine is not None and self.settings is not None:
+            self._refuse_changes(self.settings.differences(settings))
+        self._apply(settings, "vllm" if self.engine is None else self.engine.name)
+        from jupyter_detllm.controls.seeding import seed_everything
+
+        self.seeds = seed_everything(
+            settings.seed, deterministic=settings.torch_deterministic, no_tf32=settings.no_tf32
+        )
+        self.settings = settings
+
+    def _apply(self, settings: Settings, engine: str) -> None:
+        from jupyter_detllm.controls.environ import Modifier
+        from jupyter_detllm.controls.guard import apply
+
+        asked = {
+            Modifier.LAUNCH_BLOCKING: settings.launch_blocking,
+            Modifier.NO_TF32: settings.no_tf32,
+            Modifier.TORCH_DETERMINISTIC: settings.torch_deterministic != "off",
+        }
+        self.controls = apply(
+            settings.level,
+            [modifier for modifier, wanted in asked.items() if wanted],
+            engine_started=self.engine is not None,
+            engine=engine,
+        )
+
+    def use(
+        self,
+        model: str,
+        options: Mapping[str, FieldValue],
+        settings: Settings,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> bool:
+        """Start the engine, or keep the running one if it is the one asked for.
+
+        Returns
+        -------
+        bool
+            Whether an engine was started.
+
+        Raises
+        ------
+        UsageError
+            When the running engine differs, before anything is allocated.
+        EngineStartError
+            When it cannot be started.
+        """
+        spec = EngineSpec(
+            model, settings.level, {**settings.engine_options(), **options}, settings.seed
+        )
+        if self.engine is not None and self.spec is not None and self.settings is not None:
+            self._refuse_changes(
+                [
+                    *_spec_differences(self.spec, spec),
+                    *self.settings.differences(settings, engine_options=False),
+                ]
+            )
+            return False
+        if self.settings != settings:
+            self.configure(settings)
+        with self.alone():
+            self._start(spec, settings, progress)
+        return True
+
+    def _start(
+        self, spec: EngineSpec, settings: Settings, progress: Callable[[str], None] | None
+    ) -> None:
+        from jupyter_detllm.controls.seeding import seed_pending
+        from jupyter_detllm.controls.streams import preserved_streams
+
+        name = FAKE_MODEL if spec.model == FAKE_MODEL else "vllm"
+        self._apply(settings, name)
+        seed_pending()
+        try:
+            with preserved_streams():
+                engine = load_engine(name)(spec, progress=progress)
+        except KeyboardInterrupt:
+            raise EngineStartError(
+                "interrupted while the engine was starting; none is running",
+                fix=f"%detllm use {spec.model}",
+            ) from None
+        if spec.level not in engine.capabilities.levels:
+            engine.shutdown()
+            raise ControlError(
+                f"the {name} engine does not offer the level {spec.level}",
+                expected=", ".join(engine.capabilities.levels),
+                fix=f"%detllm --level {engine.capabilities.levels[-1]}",
+            )
+        self.engine, self.spec = engine, spec
+        self._apply(settings, name)  # again, now that the engine tells what is in force
+
+    def _refuse_changes(self, differences: list[str]) -> None:
+        if differences:
+            model = self.spec.model if self.spec else ""
+            raise UsageError(
+                f"the running engine ({model}) has other settings: {'; '.join(differences)}",
+                expected="the same, or no engine",
+                fix="%detllm release, then the same line again",
+            )
+
+    def release(self) -> ShutdownReport | None:
+        """Shut the engine down; return what was freed, None when none runs."""
+        if self.engine is None:
+            return None
+        with self.alone():
+            engine, self.engine, self.spec = self.engine, None, None
+            return engine.shutdown()
+
+    def running(self) -> tuple[Engine, Settings]:
+        """Return the engine and its settings; raise `UsageError` when none runs."""
+        if self.engine is None or self.settings is None:
+            raise UsageError(
+                "no engine is running", expected="one started by use", fix="%detllm use demo"
+            )
+        return self.engine, self.settings
+
+    def fingerprint(self) -> Fingerprint:
+        """Return the fingerprint of this process, with the engine's part if one runs."""
+        from jupyter_detllm.probes import collect_environment
+
+        engine = self.engine
+        return collect_environment(
+            control_report=self.controls,
+            engine_fields=engine.fields() if engine is not None else None,
+            model_fields=engine.model().fields() if engine is not None else None,
+        )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the engine for one call; raise `EngineError` when another has it."""
+        if not self._busy.acquire(blocking=False):
+            raise EngineError(
+                "the engine is already at work in another thread", fix="one call at a time"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+
+def _spec_differences(running: EngineSpec, asked: EngineSpec) -> list[str]:
+    out = []
+    if running.model != asked.model:
+        out.append(f"model is {running.model}, asked for {asked.model}")
+    for name in sorted({*running.options, *asked.options}):
+        left, right = running.options.get(name), asked.options.get(name)
+        if str(left).lower() != str(right).lower():
+            shown = ["the default" if value is None else value for value in (left, right)]
+            out.append(f"{name} is {shown[0]}, asked for {shown[1]}")
+    return out

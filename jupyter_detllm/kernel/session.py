@@ -1,0 +1,138 @@
+"""One session per kernel: the engine, and what each cell generated with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jupyter_detllm.core.generation import GenerationRequest, Prompt, build_requests
+from jupyter_detllm.engines.base import (
+    Engine,
+    GenerationResult,
+    ProgressCallback,
+    SamplingOptions,
+)
+from jupyter_detllm.errors import EngineError, GenerationInterrupted, UsageError
+from jupyter_detllm.kernel.holder import EngineHolder
+from jupyter_detllm.kernel.ledger import Ledger
+from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.kernel.stamping import CellRecord, Circumstances, Recorder
+
+__all__ = ["Ask", "Session", "current_session"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one generate call asks for; `seed` None means derived seeds."""
+
+    prompts: tuple[Prompt, ...]
+    options: SamplingOptions = field(default_factory=SamplingOptions)
+    name: str = ""
+    n: int = 1
+    seed: int | None = None
+    store_prompt: bool = True
+
+
+class Session(EngineHolder):
+    """State of one kernel: settings, controls, seeds, the engine, the stamps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.recorder = Recorder()
+
+    def prepare(self, ask: Ask) -> tuple[GenerationRequest, ...]:
+        """Resolve the prompts of a call and give every completion its seed.
+
+        Raises
+        ------
+        UsageError
+            Without an engine, or for a name that does not fit the cell.
+        RequestError
+            For what the engine cannot run.
+        """
+        engine, settings = self.running()
+        if ask.options.beam_width and not engine.capabilities.beam_search:
+            raise UsageError(f"the {engine.name} engine has no beam search")
+        cell = self.recorder.open()
+        self.ledger.check_name(ask.name, cell.cell_id)
+        _one_engine(cell, engine)
+        name = cell.take_name(ask.name)
+        return build_requests(
+            [engine.resolve(prompt, ask.options) for prompt in ask.prompts],
+            root_seed=settings.seed,
+            name=name,
+            n=ask.n,
+            seed=ask.seed,
+            seen=cell.seen(),
+        )
+
+    def run(
+        self,
+        ask: Ask,
+        requests: tuple[GenerationRequest, ...],
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> GenerationResult:
+        """Generate, and keep the call for the running cell's stamp.
+
+        Raises
+        ------
+        GenerationInterrupted
+            After an interrupt; the cell is not stamped then.
+        EngineError
+            When the engine failed, or is at work already.
+        """
+        from jupyter_detllm.controls.streams import preserved_streams
+
+        engine, settings = self.running()
+        cell = self.recorder.open()
+        with self.alone():
+            try:
+                with preserved_streams():
+                    result = engine.generate(requests, progress=progress)
+            except KeyboardInterrupt:
+                cell.broken = True
+                raise GenerationInterrupted(
+                    "interrupted: nothing of this cell is stamped", fix="run the cell again"
+                ) from None
+        _check_count(requests, result)
+        shared = cell.circumstances or self._circumstances(engine, settings)
+        cell.add(requests, result, shared, store_prompt=ask.store_prompt)
+        return result
+
+    def _circumstances(self, engine: Engine, settings: Settings) -> Circumstances:
+        return Circumstances(
+            model=engine.model(),
+            level=settings.level,
+            root_seed=settings.seed,
+            fingerprint=self.fingerprint(),
+            late=self.controls.late if self.controls is not None else (),
+            self_test=str(getattr(engine, "self_test", "")),
+        )
+
+
+def _one_engine(cell: CellRecord, engine: Engine) -> None:
+    if cell.engine is not None and cell.engine is not engine:
+        raise UsageError(
+            "this cell has already generated with another engine",
+            expected="one engine per cell",
+            fix="a cell of its own",
+        )
+    cell.engine = engine
+
+
+def _check_count(requests: tuple[GenerationRequest, ...], result: GenerationResult) -> None:
+    asked = sum(len(request.seeds) for request in requests)
+    if len(result.generations) != asked:
+        raise EngineError(
+            f"the engine returned {len(result.generations)} completions of {asked}",
+            fix="%detllm release, then %detllm use again",
+        )
+
+
+_SESSION = Session()
+
+
+def current_session() -> Session:
+    """Return the session of this process."""
+    return _SESSION

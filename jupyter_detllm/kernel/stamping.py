@@ -1,0 +1,159 @@
+"""From the generate calls of a running cell to its one stamp, when the cell has ended.
+
+A cell that failed or was interrupted has none. It is emitted when the outermost cell
+ends, so that neither `%%capture` nor an Output widget inside swallows it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_detllm.core.canonical import Digest, Json
+from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.generation import GenerationRequest
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp, source_digest
+from jupyter_detllm.engines.base import GenerationResult, RunStats
+from jupyter_detllm.errors import UsageError
+from jupyter_detllm.kernel.cells import Ending, RunningCells, running_cells
+from jupyter_detllm.kernel.ledger import Emitted
+
+__all__ = ["CellRecord", "Circumstances", "Recorder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What all calls of one cell share."""
+
+    model: ModelIdentity
+    level: Level
+    root_seed: int
+    fingerprint: Fingerprint
+    late: tuple[str, ...] = ()
+    self_test: str = ""
+
+
+@dataclass(slots=True)
+class CellRecord:
+    """The calls of one running cell.
+
+    Attributes
+    ----------
+    owner
+        IPython's `ExecutionInfo` of the cell; None outside a cell.
+    name
+        Its name; None until the first call.
+    engine
+        The engine of its first call.
+    broken
+        A call was interrupted or failed: nothing of the cell is stamped.
+    """
+
+    owner: Any = None
+    name: str | None = None
+    circumstances: Circumstances | None = None
+    calls: list[Call] = field(default_factory=list)
+    stats: list[RunStats] = field(default_factory=list)
+    store_prompt: bool = True
+    broken: bool = False
+    engine: object = None
+
+    @property
+    def cell_id(self) -> str | None:
+        """Id of the cell, None where the front end sends none."""
+        return getattr(self.owner, "cell_id", None)
+
+    def seen(self) -> Counter[Digest]:
+        """Return how often each prompt occurred in the calls so far."""
+        return Counter(r.prompt_tokens for call in self.calls for r in call.requests)
+
+    def take_name(self, name: str) -> str:
+        """Return the cell's name; a call without one takes the first call's.
+
+        Raises
+        ------
+        UsageError
+            For a second name: derived seeds depend on the name, so a cell has one.
+        """
+        if self.name is None:
+            self.name = name
+        if name and name != self.name:
+            was = f"is named {self.name!r}" if self.name else "began without a name"
+            raise UsageError(f"this cell {was}", expected=f"{name!r} in a cell of its own")
+        return self.name
+
+    def add(
+        self,
+        requests: tuple[GenerationRequest, ...],
+        result: GenerationResult,
+        circumstances: Circumstances,
+        *,
+        store_prompt: bool = True,
+    ) -> None:
+        """Keep one call; the first one's circumstances are the cell's."""
+        if self.circumstances is None:
+            self.circumstances = circumstances
+        self.calls.append(Call(requests, result.generations))
+        self.stats.append(result.stats)
+        self.store_prompt = self.store_prompt and store_prompt
+
+    def stamp(self, source: str) -> Stamp | None:
+        """Return the stamp of these calls, None when there is nothing to stamp."""
+        if self.circumstances is None or self.broken:
+            return None
+        shared = self.circumstances
+        return Stamp(
+            name=self.name or "",
+            level=shared.level,
+            source=source_digest(source),
+            model=shared.model,
+            fingerprint=shared.fingerprint.for_stamp(),
+            fingerprint_digest=shared.fingerprint.digest,
+            root_seed=shared.root_seed,
+            calls=tuple(self.calls),
+            late=shared.late,
+            self_test=shared.self_test,
+        )
+
+    def run(self) -> dict[str, Json]:
+        """Return what is true of this run only."""
+        seconds = sum(s.seconds for s in self.stats)
+        tokens = sum(s.tokens for s in self.stats)
+        return {
+            "run_id": uuid.uuid4().hex,
+            "seconds": round(seconds, 3),
+            "tokens_per_second": round(tokens / seconds, 1) if seconds > 0 else None,
+            "cached_tokens": sum(s.cached_tokens for s in self.stats),
+            "preemptions": sum(s.preemptions for s in self.stats),
+        }
+
+
+class Recorder:
+    """Collects what the running cell generates; outside IPython, what one call does."""
+
+    def __init__(self, running: RunningCells | None = None) -> None:
+        self.last: Stamp | None = None
+        self._running = running_cells() if running is None else running
+        self._cell: CellRecord | None = None
+
+    def open(self) -> CellRecord:
+        """Return the running cell's record, begun on first use."""
+        owner = self._running.outermost
+        if self._cell is None or self._cell.owner is not owner:
+            self._cell = CellRecord(owner)
+        return self._cell
+
+    def close(self, ending: Ending) -> Emitted | None:
+        """End the running cell; return its stamp, None when it has none."""
+        record, self._cell = self._cell, None
+        if record is None or record.owner is not ending.owner or not ending.success:
+            return None
+        stamp = record.stamp(ending.source)
+        if stamp is None:
+            return None
+        stored = stamp.to_json(store_prompt=record.store_prompt)
+        self.last = stamp
+        return Emitted(stamp, stored, record.run(), ending.cell_id, 0)

@@ -1,0 +1,140 @@
+"""What a session looks like, as plain text for every front end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyter_detllm.engines.base import ShutdownReport
+from jupyter_detllm.kernel.ledger import Ledger
+from jupyter_detllm.kernel.session import Session
+
+if TYPE_CHECKING:
+    from jupyter_detllm.controls.report import ControlEntry, ControlReport
+    from jupyter_detllm.controls.seeding import SeedReport
+
+__all__ = ["engine_line", "release_text", "setup_text", "stamps_text", "status_text"]
+
+
+def setup_text(session: Session) -> str:
+    """Return what `%detllm` did: seeds, controls, and what came too late."""
+    settings, report = session.settings, session.controls
+    if settings is None or report is None:
+        return "detllm: nothing is set up yet. Try: %detllm --seed 42"
+    lines = [f"detllm: level {settings.level}, seed {settings.seed}"]
+    if session.seeds is not None:
+        lines.append(f"  {_seeds(session.seeds)}")
+    in_force = [e for e in report.entries if e.state in ("set", "already")]
+    if in_force:
+        lines.append(f"  controls: {', '.join(f'{e.name}={e.effective}' for e in in_force)}")
+    yours = [e for e in report.entries if e.state == "user"]
+    if yours:
+        lines.append(f"  set by you: {', '.join(f'{e.name}={e.effective}' for e in yours)}")
+    lines.extend(_late(report))
+    lines.extend(_no_effect(report))
+    return "\n".join(lines)
+
+
+def _seeds(seeds: SeedReport) -> str:
+    text = f"seeded: {', '.join(seeds.seeded)}"
+    if seeds.deferred:
+        text += f"; when imported: {', '.join(seeds.deferred)}"
+    return text
+
+
+def _late(report: ControlReport) -> list[str]:
+    return [f"  too late: {e.name} {e.reason}" for e in report.entries if e.state == "late"]
+
+
+def _no_effect(report: ControlReport) -> list[str]:
+    return [
+        f"  no effect: {row.name}: {row.why}" + (f"; use {row.instead}" if row.instead else "")
+        for row in report.no_effect
+    ]
+
+
+def engine_line(session: Session) -> str:
+    """Return one line about the running engine; the same for the same engine."""
+    if session.engine is None or session.spec is None:
+        return "engine: none is running. Try: %detllm use demo"
+    spec = session.spec
+    options = "".join(f", {name}={value}" for name, value in sorted(spec.options.items()))
+    return f"engine ready: {spec.model} ({session.engine.name}), level {spec.level}{options}"
+
+
+def status_text(session: Session) -> str:
+    """Return the status: level and promise, seed, engine, log, controls, stamped cells."""
+    settings, report = session.settings, session.controls
+    if settings is None or report is None:
+        return "\n".join([setup_text(session), engine_line(session)])
+    lines = [f"level    {settings.level}: {settings.level.promise}", f"seed     {settings.seed}"]
+    if session.seeds is not None:
+        lines.append(f"streams  {_seeds(session.seeds)}")
+    lines.append(f"engine   {engine_line(session).removeprefix('engine').lstrip(': ')}")
+    log = getattr(session.engine, "log_path", None)
+    if log:
+        lines.append(f"log      {_short_path(Path(log))}")
+    lines += ["", "controls", *_controls_table(report.entries)]
+    late, ignored = _late(report), _no_effect(report)
+    if late:
+        lines += ["", f"late: {len(late)}, and so not in force", *late]
+    if ignored:
+        lines += ["", "variables you set that change nothing here", *ignored]
+    return "\n".join([*lines, "", stamps_text(session.ledger)])
+
+
+def _short_path(path: Path) -> str:
+    """Return a path without the user's name: a notebook may be shared."""
+    try:
+        return f"~/{path.relative_to(Path.home())}"
+    except (ValueError, RuntimeError):
+        return str(path)
+
+
+def _controls_table(entries: Sequence[ControlEntry]) -> list[str]:
+    rows = [
+        (e.name, _shown(e.requested), _shown(e.effective), str(e.state).replace("_", " "), e.reason)
+        for e in entries
+    ]
+    return _table([("name", "requested", "effective", "state", "why"), *rows])
+
+
+def _shown(value: str | None) -> str:
+    return "-" if value is None else value
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def stamps_text(ledger: Ledger) -> str:
+    """Return the stamped cells of this kernel, one line each."""
+    if not len(ledger):
+        return "stamped cells: none yet"
+    rows = []
+    for entry in ledger.entries():
+        tokens = sum(len(g.token_ids) for g in entry.stamp.generations)
+        verdict = entry.run.get("verdict")
+        rows.append(
+            (
+                entry.label,
+                entry.stamp.generation_digest.short,
+                f"{tokens} tokens",
+                str(verdict) if verdict else "not compared",
+            )
+        )
+    return "\n".join(["stamped cells", *_table(rows)])
+
+
+def release_text(model: str, report: ShutdownReport) -> str:
+    """Return what a shutdown freed and what it could not."""
+    lines = [f"engine released: {model}"]
+    lines += [f"  freed: {what}" for what in report.freed]
+    lines += [f"  kept: {what}" for what in report.kept]
+    return "\n".join(lines)

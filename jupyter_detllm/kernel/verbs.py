@@ -1,0 +1,182 @@
+"""What `%detllm` and `%%detgen` do, once their line is parsed."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.engines.base import Progress, SamplingOptions
+from jupyter_detllm.errors import UsageError
+from jupyter_detllm.kernel import status
+from jupyter_detllm.kernel.argline import Namespace, nearest, split_line
+from jupyter_detllm.kernel.bodies import fill, prompts_of, split_body
+from jupyter_detllm.kernel.config import DetLLM
+from jupyter_detllm.kernel.display import (
+    Slot,
+    generations_text,
+    progress_text,
+    show_stamp,
+    show_text,
+    stamp_line,
+)
+from jupyter_detllm.kernel.engine_options import parse_use
+from jupyter_detllm.kernel.parsers import VERB_PARSERS, detgen_parser, setup_parser, verb_parser
+from jupyter_detllm.kernel.session import Ask, Session
+from jupyter_detllm.kernel.settings import Settings
+
+__all__ = ["VERBS", "Surface"]
+
+_SETUP = (
+    "seed",
+    "level",
+    "torch_deterministic",
+    "launch_blocking",
+    "dtype",
+    "no_tf32",
+    "eager",
+)
+
+
+class Surface:
+    """The magics' work: a shell to display in, a session, and the user's defaults."""
+
+    def __init__(self, shell: Any, session: Session, config: DetLLM) -> None:
+        self.shell = shell
+        self.session = session
+        self.config = config
+
+    def line(self, line: str) -> None:
+        """Run `%detllm LINE`."""
+        tokens = split_line(line)
+        if not tokens or tokens[0].startswith("-"):
+            self._setup(setup_parser().parse(tokens))
+            return
+        verb = tokens[0]
+        if verb not in VERBS:
+            near = nearest(verb, VERBS)
+            raise UsageError(
+                f"%detllm has no verb {verb!r:.60}",
+                expected=f"perhaps {near}" if near else ", ".join(VERBS),
+                fix="%detllm?",
+            )
+        VERBS[verb](self, tokens[1:])
+
+    def _settings(self, given: Mapping[str, object]) -> Settings:
+        base = self.session.settings or self.config.settings()
+        return base.changed({name: given.get(name) for name in _SETUP})
+
+    def _setup(self, arguments: Namespace) -> None:
+        given = {name: getattr(arguments, name) for name in _SETUP}
+        asked = any(value is not None for value in given.values())
+        if self.session.settings is None or asked:
+            self.session.configure(self._settings(given))
+            show_text(self.shell, status.setup_text(self.session))
+        else:
+            show_text(self.shell, status.status_text(self.session))
+
+    def use(self, tokens: list[str]) -> None:
+        """Run `%detllm use`."""
+        arguments, options = parse_use(tokens, verb_parser("use"))
+        self.start(arguments.model, options, self._settings(vars(arguments)))
+
+    def start(self, model: str, options: Mapping[str, FieldValue], settings: Settings) -> None:
+        """Start the engine, or keep it; show the set-up if it is new, and one line."""
+        session = self.session
+        if session.engine is None and session.settings != settings:
+            session.configure(settings)
+            show_text(self.shell, status.setup_text(session))
+        slot = Slot(self.shell, live=self.config.show_progress)
+        with slot.settled("engine: none was started"):
+            session.use(model, options, settings, progress=slot.line)
+        slot.finish(status.engine_line(session))
+
+    def status(self, tokens: list[str]) -> None:
+        """Run `%detllm status`."""
+        verb_parser("status").parse(tokens)
+        show_text(self.shell, status.status_text(self.session))
+
+    def stamps(self, tokens: list[str]) -> None:
+        """Run `%detllm stamps`: list them, emit one again, or free a name."""
+        arguments = verb_parser("stamps").parse(tokens)
+        ledger = self.session.ledger
+        if arguments.forget:
+            ledger.forget(arguments.forget)
+        if arguments.emit:
+            entry = ledger.find(arguments.emit)
+            show_stamp(self.shell, stamp_line(entry.stamp), entry.stored, entry.run)
+        else:
+            show_text(self.shell, status.stamps_text(ledger))
+
+    def release(self, tokens: list[str]) -> None:
+        """Run `%detllm release`."""
+        verb_parser("release").parse(tokens)
+        model = self.session.spec.model if self.session.spec else ""
+        report = self.session.release()
+        text = "engine: none is running" if report is None else status.release_text(model, report)
+        show_text(self.shell, text)
+
+    def cell(self, line: str, body: str) -> None:
+        """Run `%%detgen LINE` over `body`."""
+        arguments = detgen_parser().parse(split_line(line))
+        ask = self._ask(arguments, body)
+        if self.session.engine is None and self.config.model:
+            self.start(self.config.model, {}, self._settings({}))
+        requests = self.session.prepare(ask)
+        slot = Slot(self.shell, live=self.config.show_progress)
+
+        def report(progress: Progress) -> None:
+            slot.line(progress_text(progress))
+
+        with slot.settled("detllm: no text was generated"):
+            result = self.session.run(ask, requests, progress=report)
+        slot.finish(generations_text(requests, result.generations))
+        if arguments.out:
+            self.shell.user_ns[arguments.out] = list(result.generations)
+
+    def _ask(self, arguments: Namespace, body: str) -> Ask:
+        """Return what the cell asks for; nothing is started for a cell that cannot run."""
+        if arguments.policy:
+            Policy.parse(arguments.policy)
+        if arguments.out and keyword.iskeyword(arguments.out):
+            raise UsageError(f"--out: {arguments.out!r} is a Python keyword", expected="a name")
+        texts = split_body(body, split=not arguments.no_split)
+        if arguments.fill:
+            texts = [fill(text, self.shell.user_ns) for text in texts]
+        kind = "text" if arguments.text else "messages" if arguments.messages else "chat"
+        store = self.config.store_prompt and not arguments.no_store_prompt
+        return Ask(
+            prompts=tuple(prompts_of(texts, kind, arguments.system)),
+            options=self._sampling(arguments),
+            name=arguments.name,
+            n=arguments.n,
+            seed=arguments.seed,
+            store_prompt=store,
+        )
+
+    def _sampling(self, arguments: Namespace) -> SamplingOptions:
+        temperature, max_tokens = arguments.temperature, arguments.max_tokens
+        if temperature is None and not arguments.beam_width:
+            temperature = self.config.temperature
+        return SamplingOptions(
+            temperature=temperature,
+            top_p=arguments.top_p,
+            top_k=arguments.top_k,
+            max_tokens=self.config.max_tokens if max_tokens is None else max_tokens,
+            stop=tuple(arguments.stop) if arguments.stop else None,
+            beam_width=arguments.beam_width,
+            length_penalty=arguments.length_penalty,
+        )
+
+
+VERBS: Mapping[str, Callable[[Surface, list[str]], None]] = {
+    "use": Surface.use,
+    "status": Surface.status,
+    "stamps": Surface.stamps,
+    "release": Surface.release,
+}
+
+if VERBS.keys() != VERB_PARSERS.keys():
+    raise AssertionError("every verb has a parser, and every parser a verb")
