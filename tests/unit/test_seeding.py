@@ -206,6 +206,29 @@ def test_the_hook_survives_a_failing_import_and_never_breaks_one() -> None:
     assert python(FAILING_IMPORT) == "ok"
 
 
+PAST_THE_HOOK = """
+import sys
+from jupyter_detllm.controls.import_hook import hooked
+from jupyter_detllm.controls.seeding import seed_everything, seed_pending
+meta_path = list(sys.meta_path)
+seed_everything(8)
+sys.meta_path[:] = meta_path
+import numpy as np
+np.random.rand(3)
+assert seed_pending() == ("numpy.random",), "what came in past the hook"
+drawn = np.random.rand(3)
+np.random.seed(8)
+assert (drawn == np.random.rand(3)).all()
+assert seed_pending() == () and hooked() == ("torch",)
+print("ok")
+"""
+
+
+def test_what_was_imported_past_the_hook_is_seeded_at_engine_start() -> None:
+    pytest.importorskip("numpy")
+    assert python(PAST_THE_HOOK) == "ok"
+
+
 # -- streams go on as if no engine existed --------------------------------------
 
 
