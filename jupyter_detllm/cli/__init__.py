@@ -36,7 +36,7 @@ class Command:
 
     def load(self) -> _Module:
         """Import the module that does it."""
-        module: _Module = import_module(f"jupyter_detllm.cli.{self.name}")  # type: ignore[assignment]
+        module: _Module = import_module(f"jupyter_detllm.cli.{self.name}")
         return module
 
 
