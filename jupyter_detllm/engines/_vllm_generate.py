@@ -98,7 +98,7 @@ class Run:
         prompts = [{"prompt_token_ids": list(job.token_ids)} for job in jobs]
         params = [to_vllm(requests[job.prompt_index].sampling, job.seed) for job in jobs]
         engine = self.llm.llm_engine
-        ticker = Ticker(engine, len(jobs), self.progress, self.interrupt)
+        ticker = Ticker(engine, len(jobs), len(indices), self.progress, self.interrupt)
         with around_each_step(engine, ticker), self.interrupt.impatient():
             outputs = self.llm.generate(prompts, params, use_tqdm=False)
         outputs = one_each(outputs, jobs)
@@ -138,7 +138,9 @@ class Run:
         )
         prompts = [{"prompt_token_ids": list(requests[i].token_ids)} for i in indices]
         engine = self.llm.llm_engine
-        ticker = Ticker(engine, len(indices), self.progress, self.interrupt, beam=True)
+        ticker = Ticker(
+            engine, len(indices), len(indices), self.progress, self.interrupt, beam=True
+        )
         with around_each_step(engine, ticker), self.interrupt.impatient():
             outputs = self.llm.beam_search(prompts, params)
         if len(outputs) != len(indices):

@@ -86,12 +86,18 @@ class _Router:
     def __init__(self, original: TextIO | None, log: TextIO) -> None:
         self._original = original
         self._log = log
-        self._users = frozenset(t.ident for t in threading.enumerate()) - {threading.get_ident()}
+        # The threads themselves: an identifier is used again as soon as its thread ends.
+        self._users = frozenset(threading.enumerate()) - {threading.current_thread()}
         self.active = True
 
     def _target(self) -> TextIO:
-        ours = self.active and threading.get_ident() not in self._users
+        ours = self.active and threading.current_thread() not in self._users
         return self._log if ours or self._original is None else self._original
+
+    def release(self) -> None:
+        """Lead everything to the original stream from now on."""
+        self.active = False
+        self._users = frozenset()
 
     def write(self, text: str) -> int:
         """Write where the calling thread belongs."""
@@ -174,7 +180,7 @@ class OutputCapture:
             os.close(saved)
         self._saved.clear()
         for name, router in self._routers.items():
-            router.active = False
+            router.release()
             if getattr(sys, name) is router:
                 setattr(sys, name, router._original)
         self._routers.clear()

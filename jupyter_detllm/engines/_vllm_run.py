@@ -65,6 +65,7 @@ class Ticker:
         self,
         engine: Any,
         jobs: int,
+        prompts: int,
         progress: ProgressCallback | None,
         interrupt: DeferredInterrupt,
         *,
@@ -72,6 +73,7 @@ class Ticker:
     ) -> None:
         self._engine = engine
         self._jobs = jobs
+        self._prompts = prompts
         self._progress = progress
         self._interrupt = interrupt
         self._beam = beam
@@ -100,7 +102,12 @@ class Ticker:
             return
         self._next = now + PROGRESS_SECONDS
         self._progress(
-            Progress(self._done, self._jobs, self._tokens + self._running(), now - self._start)
+            Progress(
+                self._done * self._prompts // self._jobs,
+                self._prompts,
+                self._tokens + self._running(),
+                now - self._start,
+            )
         )
 
     def _running(self) -> int:

@@ -122,7 +122,7 @@ class FakeSequence:
         random = hashlib.sha256(self._state + len(self.ids).to_bytes(4, "big")).digest()
         token = self._forced.popleft() if self._forced else self._choose(random)
         if len(self._rows) < len(self.ids) + 1:
-            self._rows.append((-1 - random[0] % 8, -6 * _UNIT - random[1], random[2]))
+            self._rows.append((-1 - random[0] % 8, -6 * _UNIT - random[1], (token + 1) % 256))
         self._state = hashlib.sha256(self._state + token.to_bytes(4, "big")).digest()
         self.ids.append(token)
         self._raw += self._tokenizer.token_bytes(token)

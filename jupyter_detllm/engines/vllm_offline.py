@@ -251,7 +251,7 @@ def _shutdown_report(before: int | None, after: int | None, failure: str) -> Shu
     kept = ["vLLM and torch stay imported, and what they allocated for themselves"]
     if after is not None:
         kept[0] += f" (this process holds {after} MiB)"
-    kept.append("variables that vLLM has read and torch's settings until the kernel restarts")
+    kept.append("what vLLM changed in torch for itself, until the kernel restarts")
     if failure:
         kept.insert(0, f"what vLLM could not stop ({failure})")
     return ShutdownReport((freed,), tuple(kept))

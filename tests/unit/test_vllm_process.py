@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from jupyter_detllm.core.fields import FIELDS, Group
+from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
+from jupyter_detllm.engines._vllm_process import process_kept, variables_to_restore
+from jupyter_detllm.engines._vllm_run import Job, Ticker, around_each_step, one_each, recover
+from jupyter_detllm.errors import EngineError
+from jupyter_detllm.probes.engine import FIELD_NAMES, engine_fields
+
+
+def test_variables_of_vllm_go_and_those_of_lazy_libraries_stay() -> None:
+    before = {"PATH": "a", "VLLM_X": "1", "GONE": "g", "MINE": "m"}
+    after = {
+        "PATH": "a",
+        "VLLM_X": "2",
+        "LD_PRELOAD": "libgomp.so",
+        "VLLM_NEW": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+        "TRITON_CACHE_AUTOTUNING": "1",
+        "MINE": "m",
+    }
+    assert variables_to_restore(before, after) == {
+        "GONE": "g",
+        "LD_PRELOAD": None,
+        "VLLM_NEW": None,
+        "VLLM_X": "1",
+    }
+
+
+def test_a_start_leaves_no_trace_even_when_it_fails(monkeypatch) -> None:
+    own = lambda threads: None  # noqa: E731
+    torch = SimpleNamespace(set_num_threads=own)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hook, before = sys.excepthook, dict(os.environ)
+    with pytest.raises(RuntimeError), process_kept():  # noqa: PT012
+        torch.set_num_threads = lambda threads: 1
+        sys.excepthook = lambda *args: None
+        os.environ["LD_PRELOAD"] = "libgomp.so"
+        raise RuntimeError
+    assert dict(os.environ) == before
+    assert sys.excepthook is hook
+    assert torch.set_num_threads is own
+
+
+class Scheduler:
+    def __init__(self) -> None:
+        self.requests: dict[str, SimpleNamespace] = {}
+
+
+class Core:
+    def __init__(self) -> None:
+        self.scheduler = Scheduler()
+        self.batch_queue: list[int] = []
+        runner = SimpleNamespace(execute_model_state="half a step")
+        worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
+        self.model_executor = SimpleNamespace(driver_worker=worker)
+
+    def abort_requests(self, ids: list[str]) -> None:
+        for name in ids:
+            self.scheduler.requests.pop(name)
+
+    def step_fn(self) -> None:
+        self.batch_queue.pop()
+
+
+class LLMEngine:
+    def __init__(self) -> None:
+        self.engine_core = SimpleNamespace(engine_core=Core())
+        self.output_processor = SimpleNamespace(request_states={})
+
+    def step(self) -> list[SimpleNamespace]:
+        done = [SimpleNamespace(finished=True, outputs=[SimpleNamespace(token_ids=[1, 2])])]
+        self.engine_core.engine_core.scheduler.requests.clear()
+        return done
+
+    def abort_request(self, ids: list[str], internal: bool) -> None:
+        for name in ids:
+            self.output_processor.request_states.pop(name)
+            self.engine_core.engine_core.scheduler.requests.pop(name, None)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.output_processor.request_states)
+
+
+class LLM:
+    def __init__(self, resets: bool = True) -> None:
+        self.llm_engine = LLMEngine()
+        self.resets = resets
+        self.reset = 0
+
+    def reset_prefix_cache(self) -> bool:
+        self.reset += 1
+        return self.resets
+
+
+def test_recovery_empties_every_place() -> None:
+    llm = LLM()
+    core = llm.llm_engine.engine_core.engine_core
+    llm.llm_engine.output_processor.request_states.update(a=1, b=1)
+    core.scheduler.requests.update(a=SimpleNamespace(), orphan=SimpleNamespace())
+    core.batch_queue = [1, 2]
+    assert recover(llm) == ""
+    assert not core.scheduler.requests
+    assert not core.batch_queue
+    assert core.model_executor.driver_worker.worker.model_runner.execute_model_state is None
+    assert llm.reset == 1
+
+
+def test_recovery_says_when_it_failed() -> None:
+    assert "not free" in recover(LLM(resets=False))
+    dead = LLM()
+    dead.llm_engine.abort_request = None
+    assert "TypeError" in recover(dead)
+    stuck = LLM()
+    stuck.llm_engine.has_unfinished_requests = lambda: True
+    assert "left in the scheduler" in recover(stuck)
+
+
+def test_steps_are_watched_and_then_left_alone() -> None:
+    engine, seen = LLMEngine(), []
+    engine.engine_core.engine_core.scheduler.requests["a"] = SimpleNamespace(num_preemptions=2)
+    with DeferredInterrupt() as interrupt:
+        ticker = Ticker(engine, 2, 1, seen.append, interrupt)
+        ticker._next = 0.0
+        with around_each_step(engine, ticker):
+            assert engine.step()
+    assert [(p.prompts_done, p.prompts, p.tokens) for p in seen] == [(0, 1, 2)]
+    assert ticker.requests["a"].num_preemptions == 2
+    assert "step" not in vars(engine)
+
+
+def test_progress_comes_ten_times_a_second_at_most() -> None:
+    engine, seen = LLMEngine(), []
+    with DeferredInterrupt() as interrupt:
+        ticker = Ticker(engine, 1, 1, seen.append, interrupt)
+        end = time.perf_counter() + 0.35
+        while time.perf_counter() < end:
+            ticker([])
+    assert 2 <= len(seen) <= 4
+
+
+def test_one_output_for_each_completion() -> None:
+    def output(*ids: int, n: int = 1) -> SimpleNamespace:
+        return SimpleNamespace(outputs=[None] * n, prompt_token_ids=list(ids))
+
+    jobs = [Job(0, 0, (1, 2), 5), Job(1, 0, (3,), 6)]
+    right = [output(1, 2), output(3)]
+    assert one_each(right, jobs) == right
+    for wrong in ([output(1, 2)], [output(1, 2), output(3, n=2)], right[::-1]):
+        with pytest.raises(EngineError):
+            one_each(wrong, jobs)
+
+
+def test_every_engine_field_of_the_table_has_its_reader() -> None:
+    table = [row.name for row in FIELDS if row.group is Group.ENGINE]
+    assert sorted(FIELD_NAMES) == sorted(table)
+
+
+def test_what_an_engine_lacks_is_absent_cleanly() -> None:
+    bare = SimpleNamespace(
+        llm_engine=SimpleNamespace(vllm_config=SimpleNamespace(), engine_core=object())
+    )
+    found = engine_fields(bare)
+    assert found["engine.attention_backend"] is None
+    assert found["engine.model_runner"] is None
+    assert found["engine.quantization"] == "none"
+    assert all(v is None or isinstance(v, (str, int)) for v in found.values())
