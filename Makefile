@@ -14,6 +14,9 @@ STAGES := $(RUN) -m tools.stages
 
 # Kernels, engines and pip keep state in the home folder: lend them one if there is none.
 ifneq ($(shell test -n "$$HOME" && test -d "$$HOME" && test -w "$$HOME" && echo yes),yes)
+ifeq ($(PIP_CONFIG_FILE),)
+export PIP_CONFIG_FILE := $(wildcard $(HOME)/.config/pip/pip.conf)
+endif
 export HOME := $(CURDIR)/.venv-home
 $(shell mkdir -p $(HOME))
 $(info the home folder cannot be written: using $(HOME))

@@ -41,10 +41,15 @@ def cause_of(output: str) -> str:
     if "No space left on device" in output:
         return "no space left on the device"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    unreachable = _UNREACHABLE.findall(output)
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    if unreachable and (not errors or "No matching distribution" in errors[-1]):
-        return f"the package index cannot be reached ({unreachable[-1]})"
+    if any("ResolutionImpossible" in line for line in errors):
+        errors = [line for line in errors if line.startswith("Cannot install")]
+    if "no matching distribution" in output.lower():
+        unreachable = _UNREACHABLE.findall(output)
+        if unreachable:
+            return f"the package index cannot be reached ({unreachable[-1]})"
+        if errors and errors[-1].startswith("Cannot install"):
+            return "it is not there"
     return (errors or lines or ["pip printed nothing"])[-1][:300]
 
 

@@ -87,8 +87,10 @@ def test_other_versions_are_taken_where_the_proven_are_missing(
 
 
 def test_no_fitting_versions_are_one_line(tmp_path: Path) -> None:
-    pip = FakePip(lambda _: PipResult(1, "ERROR: ResolutionImpossible"))
-    with pytest.raises(SetupError, match="no set of versions fits: ResolutionImpossible"):
+    pip = FakePip(
+        lambda _: PipResult(1, "ERROR: Cannot install a and b\nERROR: ResolutionImpossible")
+    )
+    with pytest.raises(SetupError, match="no set of versions fits: Cannot install a and b"):
         make(pip, tmp_path)
 
 
@@ -147,6 +149,16 @@ def test_the_digest_follows_its_inputs(tmp_path: Path) -> None:
         (
             "WARNING: Retrying after connection broken by 'NewConnectionError(...)'\n" + NOT_FOUND,
             "the package index cannot be reached (NewConnectionError)",
+        ),
+        (
+            "ERROR: Cannot install torch because of conflicts.\n"
+            "    torch has no matching distributions available for your environment\n"
+            "ERROR: ResolutionImpossible: for help visit",
+            "it is not there",
+        ),
+        (
+            "ERROR: Cannot install a and b because of conflicts.\nERROR: ResolutionImpossible: x",
+            "Cannot install a and b because of conflicts.",
         ),
         ("last words", "last words"),
         ("", "pip printed nothing"),
