@@ -61,7 +61,7 @@ class FakeEngine:
             A prompt that shares its call drifts, unless the level is invariant.
         ``drift_position``
             Drift takes the runner-up at the first choice at or after this token;
-            without it, at the first near-tie from token 3 on. It is a cause of its
+            without it, at the first near-tie from token 2 on. It is a cause of its
             own if there is no other.
         ``drift_evidence``
             Drift changes bits of logprobs only, never a token. A cause of its own, too.

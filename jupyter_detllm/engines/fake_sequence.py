@@ -16,7 +16,7 @@ from jupyter_detllm.errors import RequestError
 __all__ = ["Drift", "FakeSequence", "resolve_sampling"]
 
 _NEAR_TIE_SLOT = 2
-_DRIFT_FROM = 3
+_DRIFT_FROM = 2
 _UNIT = 4096
 """Logprobs are multiples of 1/4096: exact in float32, and so are their differences."""
 
