@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.notebook import KEY, RUN_KEY, check_cell, read_notebook
+from jupyter_detllm.core.policy import PolicyKind
+from jupyter_detllm.core.verdict import Verdict
+from jupyter_detllm.errors import NotebookError
+from tests.builders import cell, make_stamp, notebook, promoted, stamped_cell, with_actual
+
+SOURCE = "%%detgen haiku\nWrite a haiku."
+
+
+def verdict_of(book: dict[str, Any], index: int = 0) -> Verdict:
+    return check_cell(read_notebook(book).cells[index]).verdict
+
+
+def only(book: dict[str, Any]) -> Any:
+    (found,) = read_notebook(book).cells
+    return found
+
+
+@pytest.mark.parametrize(
+    ("book", "message"),
+    [
+        (None, "not a notebook"),
+        ([], "not a notebook"),
+        ("x", "not a notebook"),
+        ({}, "not a notebook"),
+        ({"cells": []}, "not a notebook"),
+        ({"nbformat": 4}, "not a notebook"),
+        ({"nbformat": 4, "cells": {}}, "not a notebook"),
+        ({"nbformat": 3, "worksheets": []}, "nbconvert"),
+        ({"nbformat": 2}, "nbformat 2"),
+        ({"nbformat": 5, "cells": []}, "nbformat 5"),
+        ({"nbformat": "4", "cells": []}, "nbformat '4'"),
+        ({"nbformat": [[4]], "cells": []}, "nbformat a list"),
+        ({"nbformat": 4, "cells": [1]}, "cell 1 is not an object"),
+    ],
+)
+def test_what_is_not_a_notebook_is_one_line(book: Any, message: str) -> None:
+    with pytest.raises(NotebookError, match=message) as caught:
+        read_notebook(book)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_cells_that_generate_or_carry_something_are_seen() -> None:
+    markdown = {"cell_type": "markdown", "source": "%%detgen", "metadata": {}}
+    book = notebook(cell("1 + 1"), markdown, cell(SOURCE), stamped_cell("det.generate('x')"))
+    view = read_notebook(book)
+    assert [found.number for found in view.cells] == [3, 4]
+    assert [found.label for found in view.cells] == ["cell 3 (haiku)", "cell 4"]
+    assert view.cells[0].actual is None
+    assert view.cells[1].actual is not None
+    emptied = cell("1 + 1")
+    emptied["metadata"][KEY] = {"schema": "detllm.cell/1"}
+    assert only(notebook(emptied)).reference is None
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("%%detgen haiku\nx", "haiku"),
+        ("%%detgen  a.b-c_1 --seed 3\nx", "a.b-c_1"),
+        ("\n  %%detgen haiku\nx", "haiku"),
+        ("%%detgen\nhaiku", ""),
+        ("%%detgen --seed 3\nx", ""),
+        ("%%detgen 3x\nx", ""),
+    ],
+)
+def test_names(source: str, name: str) -> None:
+    assert only(notebook(cell(source))).name == name
+
+
+def test_another_magic_is_not_ours() -> None:
+    assert read_notebook(notebook(cell("%%detgenerate x\ny"), cell("x\n%%detgen"))).cells == ()
+
+
+def test_a_name_twice_is_an_error_in_the_second() -> None:
+    book = notebook(stamped_cell(SOURCE), stamped_cell(SOURCE))
+    assert verdict_of(book, 0) is Verdict.UNSTAMPED
+    outcome = check_cell(read_notebook(book).cells[1])
+    assert outcome.verdict is Verdict.ERROR
+    assert "already used by cell 1" in outcome.reasons[0]
+
+
+def test_an_unnamed_cell_takes_the_name_of_its_stamp() -> None:
+    source = "det.generate('x', name='story')"
+    assert only(notebook(stamped_cell(source, make_stamp(source, name="story")))).name == "story"
+
+
+def test_tags_and_policies() -> None:
+    def policy_of(source: str, *tags: str) -> Any:
+        return only(notebook(stamped_cell(source, tags=tags))).policy
+
+    assert policy_of(SOURCE) is None
+    assert policy_of(SOURCE, "detllm-policy-bitwise").kind is PolicyKind.BITWISE
+    assert policy_of("%%detgen --policy prefix(3)\nx").n == 3
+    assert policy_of("%%detgen --policy='within(0.1)'\nx").atol == 0.1
+    line = policy_of('%%detgen --policy "tokens"\nx', "detllm-policy-bitwise")
+    assert line.kind is PolicyKind.TOKENS
+    wrong = only(notebook(stamped_cell(SOURCE, tags=["detllm-policy-exact"])))
+    assert wrong.policy is None
+    assert check_cell(wrong).verdict is Verdict.ERROR
+    assert only(notebook(stamped_cell(SOURCE, tags=["detllm-skip"]))).skipped
+    assert not only(notebook(stamped_cell(SOURCE))).skipped
+
+
+def test_verdicts_from_one_file() -> None:
+    book = promoted(stamped_cell(SOURCE))
+    stamp = only(book).actual
+    other = make_stamp(SOURCE, ["A new pond."], name="haiku")
+    assert verdict_of(notebook(cell(SOURCE))) is Verdict.UNSTAMPED
+    assert verdict_of(notebook(stamped_cell(SOURCE))) is Verdict.UNSTAMPED
+    assert verdict_of(book) is Verdict.RECORDED
+    assert verdict_of(with_actual(book, 1, stamp)) is Verdict.MATCH
+    assert verdict_of(with_actual(book, 1, other)) is Verdict.DIVERGED
+    edited = copy.deepcopy(with_actual(book, 1, stamp))
+    edited["cells"][0]["source"] = ["%%detgen haiku\n", "Write two."]
+    assert verdict_of(edited) is Verdict.STALE
+    cleared = copy.deepcopy(book)
+    cleared["cells"][0]["outputs"] = []
+    outcome = check_cell(only(cleared))
+    assert outcome.verdict is Verdict.UNSTAMPED
+    assert "reference is still there" in outcome.reasons[0]
+
+
+def test_a_run_without_an_id_is_not_the_recorded_one() -> None:
+    book = copy.deepcopy(promoted(stamped_cell(SOURCE)))
+    book["cells"][0]["outputs"][0]["metadata"].pop(RUN_KEY)
+    book["cells"][0]["metadata"][KEY].pop("recorded_run")
+    assert verdict_of(book) is Verdict.MATCH
+
+
+def test_the_last_stamp_of_a_cell_counts() -> None:
+    first = stamped_cell(SOURCE, make_stamp(SOURCE, ["one"]))
+    second = stamped_cell(SOURCE, make_stamp(SOURCE, ["two"]), run_id="run-2")
+    stream = {"output_type": "stream", "name": "stdout", "text": "x"}
+    first["outputs"] = [*first["outputs"], stream, *second["outputs"], stream]
+    assert only(notebook(first)).actual.generations[0].text == "two"
+
+
+def test_fingerprints_are_shared_and_checked() -> None:
+    book = promoted(stamped_cell(SOURCE))
+    (digest,) = book["metadata"][KEY]["fingerprints"]
+    view = read_notebook(book)
+    assert set(view.fingerprints) == {digest}
+    reference = view.cells[0].reference
+    assert reference is not None
+    assert reference.fingerprint == view.fingerprints[digest]
+    broken = copy.deepcopy(book)
+    broken["metadata"][KEY]["fingerprints"][digest]["numerics"]["torch.threads"] = 3
+    view = read_notebook(broken)
+    assert "disagrees with its digest" in view.problems[0]
+    assert view.cells[0].reference is not None
+    assert view.cells[0].reference.fingerprint is None
+    surrogate = copy.deepcopy(book)
+    surrogate["metadata"][KEY]["fingerprints"][digest]["numerics"]["torch.blas"] = "\ud800"
+    assert "surrogate" in read_notebook(surrogate).problems[0]
+
+
+@pytest.mark.parametrize("where", ["cell", "notebook"])
+def test_metadata_of_a_later_schema_is_a_problem_with_its_cure(where: str) -> None:
+    book = copy.deepcopy(promoted(stamped_cell(SOURCE)))
+    meta = book["metadata"] if where == "notebook" else book["cells"][0]["metadata"]
+    meta[KEY]["schema"] = f"detllm.{where}/2"
+    view = read_notebook(book)
+    problems = view.problems if where == "notebook" else view.cells[0].problems
+    assert "pip install -U" in problems[0]
+    assert (verdict_of(book) is Verdict.ERROR) is (where == "cell")
+
+
+@pytest.mark.parametrize("source", [None, 3, ["a", 3], {"a": 1}, "%%detgen \ud800", ["\udfff"]])
+def test_a_source_that_is_no_text_is_an_error_of_its_cell(source: object) -> None:
+    book = copy.deepcopy(promoted(stamped_cell(SOURCE), stamped_cell("%%detgen other\nx")))
+    book["cells"][0]["source"] = source
+    outcome = check_cell(read_notebook(book).cells[0])
+    assert outcome.verdict is Verdict.ERROR
+    assert "not Unicode text" in outcome.reasons[0]
+    assert verdict_of(book, 1) is Verdict.RECORDED
+
+
+def test_sources_as_text_and_as_lines_are_one() -> None:
+    book = copy.deepcopy(promoted(stamped_cell(SOURCE)))
+    stamp = only(book).actual
+    book["cells"][0]["source"] = SOURCE.replace("\n", "\r\n") + "\r\n"
+    assert verdict_of(with_actual(book, 1, stamp)) is Verdict.MATCH
+
+
+def test_problems_name_the_side() -> None:
+    book = copy.deepcopy(promoted(stamped_cell(SOURCE)))
+    book["cells"][0]["metadata"][KEY]["reference"]["level"] = "best"
+    book["cells"][0]["outputs"][0]["metadata"][KEY] = [1]
+    problems = only(book).problems
+    assert problems[0].startswith("the output's stamp is not an object")
+    assert problems[1].startswith("the cell's reference disagrees with its own digest")
+
+
+ODD = st.sampled_from([None, 0, True, "x", [], {}, [[1]], {"detllm": 1}, "\ud800", 10**40])
+
+
+@given(st.data())
+def test_odd_types_around_a_stamp_never_raise(data: st.DataObject) -> None:
+    book: Any = json.loads(json.dumps(promoted(stamped_cell(SOURCE, tags=["a"]))))
+    book["cells"][0]["metadata"][KEY]["previous"] = {"x": 1}
+    places = [
+        (book, "metadata"),
+        (book["metadata"], KEY),
+        (book["metadata"][KEY], "fingerprints"),
+        (book["cells"][0], "metadata"),
+        (book["cells"][0], "id"),
+        (book["cells"][0], "outputs"),
+        (book["cells"][0]["outputs"], 0),
+        (book["cells"][0]["outputs"][0], "metadata"),
+        (book["cells"][0]["outputs"][0]["metadata"], KEY),
+        (book["cells"][0]["outputs"][0]["metadata"], RUN_KEY),
+        (book["cells"][0]["outputs"][0]["metadata"][RUN_KEY], "run_id"),
+        (book["cells"][0]["metadata"], "tags"),
+        (book["cells"][0]["metadata"], KEY),
+        (book["cells"][0]["metadata"][KEY], "reference"),
+        (book["cells"][0]["metadata"][KEY], "previous"),
+        (book["cells"][0]["metadata"][KEY], "recorded_run"),
+    ]
+    box, key = data.draw(st.sampled_from(places))
+    box[key] = data.draw(ODD)
+    for found in read_notebook(book).cells:
+        assert check_cell(found).verdict in {
+            Verdict.ERROR,
+            Verdict.UNSTAMPED,
+            Verdict.RECORDED,
+            Verdict.MATCH,
+        }
+
+
+def test_an_unreadable_previous_is_no_problem() -> None:
+    book = copy.deepcopy(promoted(stamped_cell(SOURCE)))
+    book["cells"][0]["metadata"][KEY]["previous"] = {"schema": "x"}
+    assert verdict_of(book) is Verdict.RECORDED
+    assert only(book).previous is None
+
+
+def test_a_fingerprint_that_no_notebook_holds_leaves_its_fields_unknown() -> None:
+    book = copy.deepcopy(promoted(stamped_cell(SOURCE)))
+    del book["metadata"][KEY]
+    other = make_stamp(SOURCE, ["A new pond."], name="haiku", fields={"torch.threads": 8})
+    outcome = check_cell(only(with_actual(book, 1, other)))
+    assert outcome.verdict is Verdict.DRIFT
+    assert outcome.reasons[0].startswith("fingerprint: ")
+    assert isinstance(other.fingerprint, Fingerprint)
