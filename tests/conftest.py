@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no reason to fail: how long an example takes is for benchmarks.
+settings.register_profile("detllm", deadline=None)
+settings.load_profile("detllm")
 
 # As they were before any test: the real tests need the user's caches and pip configuration.
 ORIGINAL_ENVIRONMENT: Mapping[str, str] = dict(os.environ)
