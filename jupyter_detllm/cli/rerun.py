@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 
 from jupyter_detllm.cli._options import add_notebooks, add_verifying
 from jupyter_detllm.cli._output import notice
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
         if not getattr(args, name) >= 1:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} is {getattr(args, name):g}", expected="1 second or more")
+    # Being terminated is being interrupted: no kernel, no temporary folder stays behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     from jupyter_detllm.verify.execution import ExecutionOptions
     from jupyter_detllm.verify.rerun import rerun_paths
 

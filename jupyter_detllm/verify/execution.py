@@ -18,6 +18,7 @@ from jupyter_detllm.verify.kernels import (
     ended_how,
     kernel_manager,
     last_lines,
+    log_size,
     plain,
     quiet_logger,
 )
@@ -87,6 +88,7 @@ class _Run:
     options: ExecutionOptions
     say: Say
     process: Any = None
+    log_start: int = 0
     done: set[int] = field(default_factory=set)
     failed: int | None = None
     reason: str = ""
@@ -165,7 +167,7 @@ async def _start(run: _Run, folder: Path) -> bool:
         except (OSError, RuntimeError, TimeoutError) as error:
             code = run.process.poll() if run.process is not None else None
             how = f"({ended_how(code)})" if code is not None else f"({_brief(str(error))})"
-            run.reason = _with_log(f"the kernel did not start {how}", run.log)
+            run.reason = _with_log(f"the kernel did not start {how}", run)
             return False
     return True
 
@@ -178,6 +180,7 @@ async def _cells(run: _Run) -> None:
         cell = run.node.cells[number - 1]
         run.say(f"executing cell {place}/{len(numbers)}{_first_line(cell)}")
         run.done.add(number)
+        run.log_start = log_size(run.log)
         try:
             await run.client.async_execute_cell(cell, number - 1, execution_count=place)
         except CellExecutionError as error:
@@ -188,7 +191,7 @@ async def _cells(run: _Run) -> None:
             await run.manager.interrupt_kernel()
         except DeadKernelError:
             _raise_if_cancelled()
-            run.reason = _with_log(f"the kernel died ({await _ending(run)})", run.log)
+            run.reason = _with_log(f"the kernel died ({await _ending(run)})", run)
         if run.reason:
             run.failed = number
             return
@@ -229,8 +232,8 @@ def _brief(text: object) -> str:
     return line if len(line) <= _MOST else line[: _MOST - 3] + "..."
 
 
-def _with_log(text: str, log: Path) -> str:
-    lines = last_lines(log)
+def _with_log(text: str, run: _Run) -> str:
+    lines = last_lines(run.log, run.log_start)
     return f"{text}; its last lines: {lines}" if lines else text
 
 

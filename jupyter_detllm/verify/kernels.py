@@ -15,7 +15,15 @@ from jupyter_detllm.core.notebook import JsonObject
 from jupyter_detllm.core.redact import redact_text
 from jupyter_detllm.errors import ExecutionError
 
-__all__ = ["check_language", "ended_how", "kernel_manager", "last_lines", "plain", "quiet_logger"]
+__all__ = [
+    "check_language",
+    "ended_how",
+    "kernel_manager",
+    "last_lines",
+    "log_size",
+    "plain",
+    "quiet_logger",
+]
 
 _OWN = "detllm-this-python"
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
@@ -116,11 +124,19 @@ def ended_how(returncode: int | None) -> str:
     return f"signal {-returncode}, {name}{memory}"
 
 
-def last_lines(log: Path, most: int = 3) -> str:
-    """Return the last lines a kernel wrote to its log, redacted, on one line."""
+def log_size(log: Path) -> int:
+    """Return how many bytes a kernel has written to its log."""
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0
+
+
+def last_lines(log: Path, since: int = 0, most: int = 3) -> str:
+    """Return the last lines a kernel wrote after byte `since`, redacted, on one line."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 4000))
+            file.seek(max(since, log_size(log) - 4000))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""

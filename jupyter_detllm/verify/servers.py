@@ -54,12 +54,17 @@ def _alive(pid: object) -> bool:
 
 
 def _sessions(info: Mapping[str, Any]) -> list[Any]:
-    address = urlsplit(info["url"])
-    if address.scheme != "http" or address.hostname not in _LOOPBACK:
-        return []
     import http.client
 
-    connection = http.client.HTTPConnection(address.hostname, address.port or 80, timeout=_TIMEOUT)
+    try:
+        address = urlsplit(info["url"])
+        if address.scheme != "http" or address.hostname not in _LOOPBACK:
+            return []
+        connection = http.client.HTTPConnection(
+            address.hostname, address.port or 80, timeout=_TIMEOUT
+        )
+    except ValueError:
+        return []
     try:
         connection.request(
             "GET",

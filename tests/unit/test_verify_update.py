@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_detllm.core.promotion import Update, promote, strip
+from jupyter_detllm.errors import NotebookError
+from jupyter_detllm.verify.atomic import clean_leftovers
+from jupyter_detllm.verify.servers import servers_with
+from jupyter_detllm.verify.sources import NotebookFile, read_file
+from jupyter_detllm.verify.update import WriteResult, write_notebook
+from tests.builders import notebook, stamped_cell
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "work" / "nb.ipynb"
+    file.parent.mkdir()
+    file.write_text(json.dumps(notebook(stamped_cell()), indent=1) + "\n")
+    return file
+
+
+def stamp(path: Path) -> WriteResult:
+    file = read_file(path)
+    return write_notebook(file, promote(file.data, Update.NEW)[0])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_second_write_changes_no_byte_and_no_time(path: Path) -> None:
+    assert stamp(path).written
+    raw, info = path.read_bytes(), path.stat()
+    result = stamp(path)
+    assert not result.written
+    assert path.read_bytes() == raw
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == (info.st_mtime_ns, info.st_ino)
+
+
+def test_stamp_and_strip_leave_the_file_as_it_was_but_for_our_keys(path: Path) -> None:
+    bare = json.dumps(strip(json.loads(path.read_text()))[0], indent=1) + "\n"
+    stamp(path)
+    file = read_file(path)
+    write_notebook(file, strip(file.data)[0])
+    assert path.read_text() == bare
+    assert names(path.parent) == ["nb.ipynb"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o755])
+def test_the_mode_is_kept(path: Path, mode: int) -> None:
+    path.chmod(mode)
+    stamp(path)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_the_owner_is_kept(path: Path) -> None:
+    os.chown(path, 1234, 2345)
+    stamp(path)
+    assert (path.stat().st_uid, path.stat().st_gid) == (1234, 2345)
+
+
+def test_a_link_stays_a_link_and_its_target_is_written(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.ipynb"
+    link.symlink_to(Path("work") / "nb.ipynb")
+    assert stamp(link).path == path.resolve()
+    assert link.is_symlink()
+    assert "detllm" in json.loads(path.read_text())["metadata"]
+
+
+def test_a_read_only_file_is_refused_also_for_root(path: Path) -> None:
+    path.chmod(0o444)
+    raw = path.read_bytes()
+    with pytest.raises(NotebookError, match=r"read-only.*chmod u\+w"):
+        stamp(path)
+    assert path.read_bytes() == raw
+    assert names(path.parent) == ["nb.ipynb"]
+
+
+def test_a_read_only_file_with_nothing_to_change_is_no_error(path: Path) -> None:
+    stamp(path)
+    path.chmod(0o444)
+    assert not stamp(path).written
+
+
+def _changed_file(path: Path) -> tuple[NotebookFile, dict[str, Any]]:
+    file = read_file(path)
+    return file, promote(file.data, Update.NEW)[0]
+
+
+def test_a_file_that_changed_since_it_was_read_is_refused(path: Path) -> None:
+    file, book = _changed_file(path)
+    path.write_text(path.read_text() + "\n")
+    raw = path.read_bytes()
+    with pytest.raises(NotebookError, match="changed by another program"):
+        write_notebook(file, book)
+    assert path.read_bytes() == raw
+    assert names(path.parent) == ["nb.ipynb"]
+
+
+def test_a_file_that_changes_during_the_write_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, book = _changed_file(path)
+    other = path.read_bytes() + b"\n"
+    real = os.fsync
+
+    def slow_disk(handle: int) -> None:
+        real(handle)
+        path.write_bytes(other)
+
+    monkeypatch.setattr(os, "fsync", slow_disk)
+    with pytest.raises(NotebookError, match="changed by another program"):
+        write_notebook(file, book)
+    assert path.read_bytes() == other
+    assert names(path.parent) == ["nb.ipynb"]
+
+
+def test_a_file_removed_meanwhile_is_not_brought_back(path: Path) -> None:
+    file, book = _changed_file(path)
+    path.unlink()
+    with pytest.raises(NotebookError):
+        write_notebook(file, book)
+    assert names(path.parent) == []
+
+
+def test_a_full_disk_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, book = _changed_file(path)
+    raw = path.read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(NotebookError, match="cannot be written: no space left"):
+        write_notebook(file, book)
+    assert path.read_bytes() == raw
+    assert names(path.parent) == ["nb.ipynb"]
+
+
+WRITER = """
+import json, sys
+from pathlib import Path
+from jupyter_detllm.verify.sources import read_file
+from jupyter_detllm.verify.update import write_notebook
+
+path = Path(sys.argv[1])
+print("ready", flush=True)
+for turn in range(1_000_000):
+    file = read_file(path)
+    write_notebook(file, {**file.data, "metadata": {"turn": turn, "filler": "x" * 200_000}})
+"""
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_file(path: Path) -> None:
+    rng = random.Random(7)
+    leftovers = 0
+    for _ in range(25):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
+        time.sleep(rng.uniform(0.0, 0.15))
+        writer.send_signal(signal.SIGKILL)
+        assert writer.wait() == -signal.SIGKILL
+        writer.stdout.close()
+        book = json.loads(path.read_bytes())  # whole: the old one or the new one
+        assert book["cells"]
+        assert len(book["metadata"].get("filler", "x" * 200_000)) == 200_000
+        leftovers += len(names(path.parent)) > 1
+    # The next write of the file tidies up.
+    file = read_file(path)
+    write_notebook(file, {**file.data, "metadata": {}})
+    assert names(path.parent) == ["nb.ipynb"]
+    assert leftovers, "no kill came in the middle of a write: the test shows nothing"
+
+
+def test_the_temporary_file_of_a_living_writer_is_left_alone(path: Path) -> None:
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import fcntl,sys,time; f=open(sys.argv[1],'w'); fcntl.flock(f,fcntl.LOCK_EX);"
+            "print('held',flush=True); time.sleep(60)",
+            str(path.parent / ".nb.ipynb.abc123.detllm-tmp"),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        clean_leftovers(path)
+        assert len(names(path.parent)) == 2
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+    clean_leftovers(path)
+    assert names(path.parent) == ["nb.ipynb"]
+
+
+def test_files_that_are_not_ours_are_never_cleaned(path: Path) -> None:
+    others = [".nb.ipynb.swp", ".other.ipynb.abc.detllm-tmp", "nb.ipynb.abc.detllm-tmp"]
+    for name in others:
+        (path.parent / name).touch()
+    clean_leftovers(path)
+    assert set(others) < set(names(path.parent))
+
+
+# Jupyter's trust
+
+
+def _trusted(path: Path) -> bool:
+    import nbformat
+    from nbformat.sign import NotebookNotary
+
+    with NotebookNotary() as notary:
+        return bool(notary.check_signature(nbformat.read(path, as_version=4)))
+
+
+def _trust(path: Path) -> None:
+    import nbformat
+    from nbformat.sign import NotebookNotary
+
+    with NotebookNotary() as notary:
+        notary.sign(nbformat.read(path, as_version=4))
+
+
+def test_a_trusted_notebook_is_trusted_again(path: Path) -> None:
+    _trust(path)
+    result = stamp(path)
+    assert result.trusted
+    assert _trusted(path)
+
+
+def test_an_untrusted_notebook_is_not_trusted_by_a_write(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.ipynb"
+    other.write_text(json.dumps(notebook(stamped_cell("%%detgen x\ny")), indent=1))
+    _trust(other)  # there is a signature store, but without this notebook
+    assert not stamp(path).trusted
+    assert not _trusted(path)
+
+
+def test_no_signature_store_is_made(path: Path) -> None:
+    stamp(path)
+    assert names(Path(os.environ["JUPYTER_DATA_DIR"])) == []
+
+
+# Running servers
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    paths: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+
+    def do_GET(self) -> None:
+        type(self).asked = (*self.asked, self.path)
+        allowed = self.headers["Authorization"] == "token sesame"
+        body = json.dumps([{"path": path} for path in self.paths]).encode()
+        self.send_response(200 if allowed else 403)
+        self.end_headers()
+        if allowed:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@contextmanager
+def running_server(root: Path, *open_files: str, known: bool = True) -> Iterator[type[_Server]]:
+    handler = type("Handler", (_Server,), {"paths": open_files})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    info = {
+        "url": f"http://127.0.0.1:{server.server_port}/base/",
+        "token": "sesame" if known else "wrong",
+        "pid": os.getpid(),
+        "root_dir": str(root),
+    }
+    runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"])
+    (runtime / f"jpserver-{server.server_port}.json").write_text(json.dumps(info))
+    try:
+        yield handler
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_server_that_has_the_file_open_is_warned_about(path: Path) -> None:
+    with running_server(path.parent.parent, "other.ipynb", "work/nb.ipynb") as handler:
+        result = stamp(path)
+    assert handler.asked == ("/base/api/sessions",)
+    (warning,) = result.warnings
+    assert "is open in the Jupyter server at http://127.0.0.1:" in warning
+    assert "sesame" not in warning
+
+
+def test_a_server_with_other_files_is_not(path: Path) -> None:
+    with running_server(path.parent, "work/nb.ipynb", "nb2.ipynb"):
+        assert stamp(path).warnings == ()
+
+
+def test_servers_that_cannot_be_asked_do_not_count(path: Path) -> None:
+    runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"])
+    living = {"pid": os.getpid(), "root_dir": str(path.parent)}
+    (runtime / "jpserver-1.json").write_text("{")
+    (runtime / "jpserver-2.json").write_text(json.dumps({"url": 3}))
+    gone = {"url": "http://127.0.0.1:1/", **living}
+    (runtime / "jpserver-3.json").write_text(json.dumps(gone))
+    elsewhere = {"url": "http://192.0.2.1:8888/", **living}
+    (runtime / "jpserver-4.json").write_text(json.dumps(elsewhere))
+    bad_port = {"url": "http://127.0.0.1:99999999/", **living}
+    (runtime / "jpserver-5.json").write_text(json.dumps(bad_port))
+    started = time.monotonic()
+    with running_server(path.parent, "nb.ipynb", known=False):
+        assert servers_with(path) == ()
+    assert time.monotonic() - started < 5
+
+
+def test_an_unusual_layout_is_said_to_be_lost(path: Path) -> None:
+    path.write_text(path.read_text().replace('"nbformat": 4', '"nbformat":    4'))
+    (warning,) = stamp(path).warnings
+    assert "layout" in warning
