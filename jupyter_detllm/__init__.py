@@ -73,13 +73,16 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(ipython: Any) -> None:
     """Register the magics (``%load_ext jupyter_detllm``)."""
-    from jupyter_detllm.kernel.extension import load
-
-    load(ipython)
+    _extension().load(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
     """Take the magics back (``%unload_ext jupyter_detllm``); an engine goes on running."""
-    from jupyter_detllm.kernel.extension import unload
+    _extension().unload(ipython)
 
-    unload(ipython)
+
+def _extension() -> Any:
+    # By name, so that a module which reads __version__ does not import the kernel side.
+    from importlib import import_module
+
+    return import_module(f"{__name__}.kernel.extension")

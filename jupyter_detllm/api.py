@@ -205,7 +205,7 @@ def _several(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     """Return a list of prompts from one or several."""
     if isinstance(prompts, (str, Prompt)):
         return [prompts]
-    items = list(prompts)
+    items = [] if isinstance(prompts, (bytes, Mapping)) else list(prompts)
     if not items:
         raise RequestError("there is no prompt", expected="at least one")
     if all(isinstance(item, Mapping) for item in items) or all(map(_is_token, items)):

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import re
 import shlex
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 from IPython.core.magic_arguments import MagicArgumentParser
 
 from jupyter_detllm.errors import UsageError
+from jupyter_detllm.kernel.hints import nearest
 
-__all__ = ["ArgumentParser", "Namespace", "identifier", "nearest", "number", "split_line"]
+__all__ = ["ArgumentParser", "Namespace", "identifier", "number", "split_line"]
 
 Namespace = argparse.Namespace
+_OPTION = re.compile(r"--?[A-Za-z][\w-]*")
 _ARGUMENT = re.compile(r"argument (\S+?)(?:/\S+)?: (.+)")
 
 
@@ -35,12 +36,6 @@ def split_line(line: str) -> list[str]:
             "a quotation on the magic's line does not end",
             expected="a closing quote, or \\' for an apostrophe",
         ) from None
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word most like `word`, None when none is like it."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return found[0] if found else None
 
 
 def number(text: str) -> float:
@@ -62,11 +57,23 @@ class ArgumentParser(MagicArgumentParser):
     """A magic's parser whose mistakes are `UsageError` with the nearest option.
 
     Abbreviated options are refused: a later option could change what they mean.
+
+    Attributes
+    ----------
+    synopsis
+        What follows the magic's name, for the help.
     """
 
-    def __init__(self, prog: str, **options: Any) -> None:
-        super().__init__(prog=prog, **options)
+    def __init__(self, prog: str, *, synopsis: str = "", description: str) -> None:
+        super().__init__(
+            prog=prog,
+            usage=argparse.SUPPRESS,
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.synopsis = synopsis
         self.allow_abbrev = False
+        self.color = False  # Python 3.14 would colour what a notebook shows
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong, on one line."""
@@ -92,7 +99,8 @@ class ArgumentParser(MagicArgumentParser):
 
     def action(self, option: str) -> argparse.Action | None:
         """Return the action of an option string, None for an unknown one."""
-        return self._option_string_actions.get(option)
+        found: argparse.Action | None = self._option_string_actions.get(option)
+        return found
 
     def parse(self, tokens: Sequence[str]) -> Namespace:
         """Parse all of `tokens`.
@@ -102,10 +110,21 @@ class ArgumentParser(MagicArgumentParser):
         UsageError
             For anything this parser does not know, with the nearest it does.
         """
+        for token in tokens:
+            if self._is_unknown_option(token):
+                self.refuse(token)
+        arguments: Namespace
         arguments, unknown = self.parse_known_args(list(tokens))
         if unknown:
             self.refuse(unknown[0])
         return arguments
+
+    def _is_unknown_option(self, token: str) -> bool:
+        """Tell whether argparse would take a token's value for something else."""
+        name = token.split("=", 1)[0]
+        if not _OPTION.fullmatch(name) or name in self._option_string_actions:
+            return False
+        return name.startswith("--") or name[:2] not in self._option_string_actions
 
     def refuse(self, token: str) -> NoReturn:
         """Refuse an argument that does not exist."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from jupyter_detllm.core.generation import Message, Prompt, PromptKind
 from jupyter_detllm.errors import RequestError
-from jupyter_detllm.kernel.argline import nearest
+from jupyter_detllm.kernel.hints import nearest
 
 __all__ = ["SEPARATOR", "checked", "fill", "messages_prompt", "prompts_of", "split_body"]
 

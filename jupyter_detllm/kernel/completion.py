@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jupyter_detllm.kernel.argline import ArgumentParser
+from jupyter_detllm.kernel.engine_options import OWN_MODELS
 from jupyter_detllm.kernel.parsers import (
     VERB_PARSERS,
     detgen_parser,
@@ -15,9 +16,9 @@ from jupyter_detllm.kernel.parsers import (
     verb_parser,
 )
 
-__all__ = ["candidates", "make_matcher"]
+__all__ = ["candidates", "complete"]
 
-_LINE = re.compile(r"(?:^|.*?=)\s*%?detllm\s+(.*)$", re.DOTALL)
+_LINE = re.compile(r"(?:\s*%?|.*?=\s*%)detllm\s+(.*)$", re.DOTALL)
 _CELL = re.compile(r"\s*%%detgen\s+([^\n]*)$")
 _POLICIES = ("tokens", "bitwise", "within(", "prefix(")
 _MOST_FOLDERS = 50
@@ -101,31 +102,27 @@ def _models() -> list[str]:
                 folders.append(f"./{folder.name}")
     except OSError:
         pass  # a folder that cannot be listed has nothing to offer
-    return ["demo", "fake", *folders]
+    return [*OWN_MODELS, *folders]
 
 
 def _starting(words: Iterable[str], fragment: str) -> list[str]:
     return [word for word in dict.fromkeys(words) if word.startswith(fragment)]
 
 
-def make_matcher(names: Callable[[], Iterable[str]]) -> Callable[[Any], Any]:
-    """Return a matcher for `Completer.custom_matchers`; `names` gives the cells' names."""
-    from IPython.core.completer import SimpleCompletion, context_matcher
+def complete(context: Any, names: Iterable[str]) -> Any:
+    """Answer IPython's completer; `context` is its `CompletionContext`."""
+    from IPython.core.completer import SimpleCompletion
 
-    @context_matcher(identifier="jupyter_detllm")
-    def detllm_matcher(context: Any) -> Any:
-        text = context.line_with_cursor[: context.cursor_position]
-        before = "\n".join(context.full_text.split("\n")[: context.cursor_line])
-        words = candidates(text, first_line=not before.strip(), names=names())
-        if words is None:
-            return {"completions": []}
-        fragment = "" if not text or text[-1].isspace() else text.split()[-1]
-        return {
-            "completions": [SimpleCompletion(text=word, type="magic") for word in words],
-            "matched_fragment": fragment,
-            # Nothing of Python's namespace belongs on a magic's line.
-            "suppress": True,
-            "ordered": True,
-        }
-
-    return detllm_matcher
+    text = context.line_with_cursor[: context.cursor_position]
+    before = "\n".join(context.full_text.split("\n")[: context.cursor_line])
+    words = candidates(text, first_line=not before.strip(), names=names)
+    if words is None:
+        return {"completions": []}
+    fragment = "" if not text or text[-1].isspace() else text.split()[-1]
+    return {
+        "completions": [SimpleCompletion(text=word, type="magic") for word in words],
+        "matched_fragment": fragment,
+        # Nothing of Python's namespace belongs on a magic's line.
+        "suppress": bool(words),
+        "ordered": True,
+    }

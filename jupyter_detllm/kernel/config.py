@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from traitlets import Bool, CaselessStrEnum, Float, Int, Unicode
 from traitlets.config import Configurable
 
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.kernel.settings import DEFAULT_LEVEL, DEFAULT_SEED, Settings
+from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, DEFAULT_SEED
+
+if TYPE_CHECKING:
+    from jupyter_detllm.kernel.settings import Settings
 
 __all__ = ["DetLLM"]
 
@@ -38,4 +43,6 @@ class DetLLM(Configurable):
 
     def settings(self) -> Settings:
         """Return the settings of a session that names none."""
+        from jupyter_detllm.kernel.settings import Settings
+
         return Settings().changed({"seed": self.seed, "level": self.level})

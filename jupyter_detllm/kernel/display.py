@@ -69,10 +69,9 @@ def stamp_line(stamp: Stamp) -> str:
     reasons = [g.finish_reason for g in generations]
     finish = ", ".join(f"{reasons.count(r)} {r}" for r in sorted(set(reasons)))
     name = f"{stamp.name} | " if stamp.name else ""
-    late = f" | {len(stamp.late)} late" if stamp.late else ""
     return (
         f"detllm {name}{stamp.level} | {stamp.model.name} | {_count(tokens, 'token')} ({finish})"
-        f" | {stamp.generation_digest.short}{late}"
+        f" | {stamp.generation_digest.short}"
     )
 
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.kernel.argline import ArgumentParser, Namespace
+from jupyter_detllm.kernel.hints import nearest
 
-__all__ = ["engine_value", "merged", "option_name", "parse_use"]
+if TYPE_CHECKING:
+    from jupyter_detllm.kernel.argline import ArgumentParser, Namespace
+
+__all__ = ["OWN_MODELS", "check_model", "engine_value", "merged", "option_name", "parse_use"]
+
+OWN_MODELS = ("demo", "fake")
+"""Names of ours; any other is a folder or a Hugging Face id."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z][\w-]*=")
 _OPTION = re.compile(r"--[A-Za-z][\w-]*(=.*)?", re.DOTALL)
@@ -66,7 +74,25 @@ def parse_use(
                 ours.append(rest.pop(0))
         else:
             _take(token, rest, engine)
+    check_model(tokens[0])
     return parser.parse(ours), engine
+
+
+def check_model(model: str) -> None:
+    """Refuse a misspelt name of ours at once; any other name is the engine's to judge.
+
+    Raises
+    ------
+    UsageError
+        With the name that was meant.
+    """
+    near = nearest(model, OWN_MODELS, cutoff=0.7)
+    if near and model not in OWN_MODELS and not Path(model).exists():
+        raise UsageError(
+            f"there is no model {model!r:.60}",
+            expected=f"perhaps {near}",
+            fix=f"%detllm use {near}",
+        )
 
 
 def _take(token: str, rest: list[str], engine: dict[str, FieldValue]) -> None:

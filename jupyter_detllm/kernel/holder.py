@@ -195,6 +195,10 @@ class EngineHolder:
             self._busy.release()
 
 
+def _shown(value: FieldValue) -> str:
+    return "the default" if value is None else str(value) or "''"
+
+
 def _spec_differences(running: EngineSpec, asked: EngineSpec) -> list[str]:
     out = []
     if running.model != asked.model:
@@ -202,6 +206,6 @@ def _spec_differences(running: EngineSpec, asked: EngineSpec) -> list[str]:
     for name in sorted({*running.options, *asked.options}):
         left, right = running.options.get(name), asked.options.get(name)
         if str(left).lower() != str(right).lower():
-            shown = ["the default" if value is None else value for value in (left, right)]
+            shown = [_shown(value) for value in (left, right)]
             out.append(f"{name} is {shown[0]}, asked for {shown[1]}")
     return out

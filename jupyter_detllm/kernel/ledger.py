@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.kernel.argline import nearest
+from jupyter_detllm.kernel.hints import nearest
 
 __all__ = ["Emitted", "Ledger"]
 

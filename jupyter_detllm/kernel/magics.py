@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
-from jupyter_detllm.kernel.parsers import detgen_help, detllm_help
-
 if TYPE_CHECKING:
     from jupyter_detllm.kernel.config import DetLLM
     from jupyter_detllm.kernel.verbs import Surface
@@ -34,13 +32,30 @@ class DetLLMMagics(Magics):
 
     @no_var_expand
     @line_magic
-    def detllm(self, line: str) -> None:  # noqa: D102 - the text comes from the parsers
+    def detllm(self, line: str) -> None:
+        """Seed the kernel, set its determinism controls, run its one engine."""
         self.surface.line(line)
 
     @no_var_expand
     @cell_magic
-    def detgen(self, line: str, cell: str) -> None:  # noqa: D102
+    def detgen(self, line: str, cell: str) -> None:
+        """Generate from the cell's body and stamp what the text depends on."""
         self.surface.cell(line, cell)
 
-    detllm.__doc__ = detllm_help()
-    detgen.__doc__ = detgen_help()
+
+def _detllm_help() -> str:
+    from jupyter_detllm.kernel.parsers import detllm_help
+
+    return detllm_help()
+
+
+def _detgen_help() -> str:
+    from jupyter_detllm.kernel.parsers import detgen_help
+
+    return detgen_help()
+
+
+# IPython asks an object for `getdoc` before its docstring: the help of `%detllm?` is
+# made of the parsers, when it is asked for.
+DetLLMMagics.detllm.getdoc = _detllm_help
+DetLLMMagics.detgen.getdoc = _detgen_help

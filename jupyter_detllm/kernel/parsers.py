@@ -6,9 +6,11 @@ import argparse
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.kernel.argline import ArgumentParser, identifier, number
+from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL
 
 __all__ = [
     "DETERMINISTIC_MODES",
@@ -22,6 +24,7 @@ __all__ = [
 
 DETERMINISTIC_MODES = ("off", "warn", "error")
 _CELL_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_FLAG: dict[str, Any] = {"action": "store_true", "default": None}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
@@ -40,41 +43,29 @@ def _stop(text: str) -> str:
     return re.sub(r"\\([ntr\\])", lambda found: _ESCAPES[found.group(1)], text)
 
 
-def _add_setup(parser: ArgumentParser) -> ArgumentParser:
+def _add_setup(parser: ArgumentParser, *, shown: bool = True) -> ArgumentParser:
     """Add what the session is set up with; None means: leave it as it is."""
-    add = parser.add_argument
-    add("--seed", type=int, metavar="N", help="root seed, 0 to 2**63 - 1 (first call: 0)")
-    add(
-        "--level",
-        choices=[level.value for level in Level],
-        metavar="LEVEL",
-        help="guarantee level: seeded, repeatable or invariant (first call: repeatable)",
-    )
-    add(
-        "--torch-deterministic",
-        choices=DETERMINISTIC_MODES,
-        metavar="MODE",
-        help="torch's deterministic algorithms: off, warn or error",
-    )
-    add(
-        "--launch-blocking",
-        action="store_true",
-        default=None,
-        help="CUDA kernels one after the other: slow, to find where an error comes from",
-    )
-    add("--dtype", metavar="TYPE", help="the engine's dtype, such as float32")
-    add(
-        "--no-tf32",
-        action="store_true",
-        default=None,
-        help="never round float32 operands to TF32",
-    )
-    add(
-        "--eager",
-        action="store_true",
-        default=None,
-        help="start the engine without compilation or CUDA graphs",
-    )
+    modes = ", ".join(DETERMINISTIC_MODES)
+    levels = ", ".join(Level)
+    rows: list[tuple[str, str, dict[str, Any]]] = [
+        ("--seed", "root seed, 0 to 2**63 - 1 (first call: 0)", {"type": int, "metavar": "N"}),
+        (
+            "--level",
+            f"guarantee level: {levels} (first call: {DEFAULT_LEVEL})",
+            {"choices": [level.value for level in Level], "metavar": "LEVEL"},
+        ),
+        (
+            "--torch-deterministic",
+            f"torch's deterministic algorithms: {modes}",
+            {"choices": DETERMINISTIC_MODES, "metavar": "MODE"},
+        ),
+        ("--launch-blocking", "CUDA kernels one after the other: slow, to find an error", _FLAG),
+        ("--dtype", "the engine's dtype, such as float32", {"metavar": "TYPE"}),
+        ("--no-tf32", "never round float32 operands to TF32", _FLAG),
+        ("--eager", "start the engine without compilation or CUDA graphs", _FLAG),
+    ]
+    for option, text, more in rows:
+        parser.add_argument(option, help=text if shown else argparse.SUPPRESS, **more)
     return parser
 
 
@@ -84,6 +75,7 @@ def setup_parser() -> ArgumentParser:
     return _add_setup(
         ArgumentParser(
             "%detllm",
+            synopsis="[options]",
             description="Seed everything and set the determinism controls; later: show status.",
         )
     )
@@ -93,14 +85,16 @@ def setup_parser() -> ArgumentParser:
 def _use() -> ArgumentParser:
     parser = ArgumentParser(
         "%detllm use",
+        synopsis="MODEL [options] [engine options]",
         description=(
-            "Start the kernel's one engine. MODEL is demo, fake, a folder or a Hugging Face id. "
-            "Any other option goes to the engine as vLLM spells it, --max-model-len 4096 or "
-            "max_model_len=4096."
+            "Start the kernel's one engine. The options of %detllm are understood too; any other\n"
+            "goes to the engine as vLLM spells it: --max-model-len 4096 or max_model_len=4096."
         ),
     )
-    parser.add_argument("model", metavar="MODEL", help="demo, fake, a folder or owner/name")
-    return _add_setup(parser)
+    parser.add_argument(
+        "model", metavar="MODEL", help="demo, fake, a folder or a Hugging Face id (owner/name)"
+    )
+    return _add_setup(parser, shown=False)
 
 
 @cache
@@ -112,7 +106,9 @@ def _status() -> ArgumentParser:
 
 @cache
 def _stamps() -> ArgumentParser:
-    parser = ArgumentParser("%detllm stamps", description="List the stamps of this kernel.")
+    parser = ArgumentParser(
+        "%detllm stamps", synopsis="[options]", description="List the stamped cells of this kernel."
+    )
     add = parser.add_argument
     add("--emit", metavar="NAME", help="put the stamp of cell NAME into this cell's output")
     add("--forget", metavar="NAME", help="free the name of a cell that was deleted")
@@ -144,13 +140,14 @@ def detgen_parser() -> ArgumentParser:
     """Return the parser of `%%detgen`'s line."""
     parser = ArgumentParser(
         "%%detgen",
+        synopsis="[NAME] [options]",
         description=(
-            "Generate from the cell's body: one chat message, or several prompts split at lines "
-            "that are exactly ---. The cell's output gets the text and a stamp."
+            "The body is one chat message, or several prompts split at lines that are exactly\n"
+            "---. The cell's output gets the text and a stamp."
         ),
     )
     parser.add_argument(
-        "name", nargs="?", default="", type=_cell_name, metavar="NAME", help="name of the cell"
+        "name", nargs="?", default=None, type=_cell_name, metavar="NAME", help="name of the cell"
     )
     _add_prompt_options(parser)
     _add_sampling_options(parser)
@@ -269,6 +266,5 @@ def detgen_help() -> str:
 
 
 def _section(parser: ArgumentParser) -> str:
-    # argparse prints "::\n\n  %" before a magic's name, which has its percent here.
-    text = parser.format_help().replace("::\n\n  %%", "  %", 1)
-    return f"{parser.prog}\n{'-' * len(parser.prog)}\n{text}"
+    title = f"{parser.prog} {parser.synopsis}".rstrip()
+    return f"{title}\n{'-' * len(title)}\n{parser.format_help()}"

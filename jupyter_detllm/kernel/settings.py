@@ -1,4 +1,4 @@
-"""What a session is set up with, and the defaults that `%config DetLLM` changes."""
+"""What a session is set up with, checked and compared."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.seeds import MAX_SEED
 from jupyter_detllm.errors import UsageError
+from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, DEFAULT_SEED
 
-__all__ = ["DEFAULT_LEVEL", "DEFAULT_SEED", "Settings"]
-
-DEFAULT_SEED = 0
-"""Root seed of a session that names none; every stamp keeps the one in use."""
-
-DEFAULT_LEVEL = Level.REPEATABLE
-"""Guarantee level of a session that names none."""
+__all__ = ["Settings"]
 
 
 @dataclass(frozen=True, slots=True)

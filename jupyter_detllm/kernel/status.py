@@ -60,7 +60,8 @@ def engine_line(session: Session) -> str:
         return "engine: none is running. Try: %detllm use demo"
     spec = session.spec
     options = "".join(f", {name}={value}" for name, value in sorted(spec.options.items()))
-    return f"engine ready: {spec.model} ({session.engine.name}), level {spec.level}{options}"
+    kind = "" if session.engine.name == spec.model else f" ({session.engine.name})"
+    return f"engine ready: {spec.model}{kind}, level {spec.level}{options}"
 
 
 def status_text(session: Session) -> str:

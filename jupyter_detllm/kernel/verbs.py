@@ -11,7 +11,7 @@ from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.engines.base import Progress, SamplingOptions
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel import status
-from jupyter_detllm.kernel.argline import Namespace, nearest, split_line
+from jupyter_detllm.kernel.argline import Namespace, split_line
 from jupyter_detllm.kernel.bodies import fill, prompts_of, split_body
 from jupyter_detllm.kernel.config import DetLLM
 from jupyter_detllm.kernel.display import (
@@ -23,6 +23,7 @@ from jupyter_detllm.kernel.display import (
     stamp_line,
 )
 from jupyter_detllm.kernel.engine_options import parse_use
+from jupyter_detllm.kernel.hints import nearest
 from jupyter_detllm.kernel.parsers import VERB_PARSERS, detgen_parser, setup_parser, verb_parser
 from jupyter_detllm.kernel.session import Ask, Session
 from jupyter_detllm.kernel.settings import Settings
@@ -150,7 +151,7 @@ class Surface:
         return Ask(
             prompts=tuple(prompts_of(texts, kind, arguments.system)),
             options=self._sampling(arguments),
-            name=arguments.name,
+            name=arguments.name or "",
             n=arguments.n,
             seed=arguments.seed,
             store_prompt=store,

@@ -1,0 +1,103 @@
+"""What needs a live kernel: interrupts, cell ids, the reference a front end sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from jupyter_detllm.core.notebook import KEY, RUN_KEY
+from jupyter_detllm.core.promotion import reference_json
+from tests.kernels import LOAD, USE, LiveKernel, Reply, live_kernel
+
+
+@pytest.fixture
+def kernel() -> Iterator[LiveKernel]:
+    with live_kernel() as running:
+        assert running.run(LOAD).status == "ok"
+        yield running
+
+
+def stamp(reply: Reply) -> dict[str, dict[str, object]]:
+    (found,) = [d["metadata"] for d in reply.of("display_data") if KEY in d["metadata"]]
+    return found
+
+
+def test_an_interrupt_is_one_line_and_the_next_cell_works(kernel: LiveKernel) -> None:
+    kernel.run("%detllm use fake delay_ms=40")
+    source = "%%detgen x --temperature 0 --max-tokens 8\nHello"
+    before = stamp(kernel.run(source))
+    slow = "%%detgen --temperature 0.9\n" + "\n---\n".join(f"Prompt {i}" for i in range(40))
+    reply = kernel.run(slow, interrupt_on="generating: ")
+    assert reply.status == "error"
+    (error,) = reply.of("error")
+    assert error["traceback"] == [
+        "GenerationInterrupted: interrupted: nothing of this cell is stamped. "
+        "Try: run the cell again"
+    ]
+    assert not [d for d in reply.of("display_data") if KEY in d["metadata"]]
+    assert reply.of("update_display_data")[-1]["data"] == {
+        "text/plain": "detllm: no text was generated"
+    }
+    after = kernel.run(source)
+    assert after.status == "ok"
+    assert stamp(after)[KEY] == before[KEY]
+
+
+def test_an_interrupted_start_leaves_no_engine(kernel: LiveKernel) -> None:
+    reply = kernel.run("%detllm use fake start_delay_ms=20000", interrupt_on="starting the fake")
+    assert reply.status == "error"
+    assert "interrupted while the engine was starting" in reply.of("error")[0]["evalue"]
+    assert kernel.run(USE).status == "ok"
+
+
+def test_a_name_belongs_to_the_cell_whose_id_took_it(kernel: LiveKernel) -> None:
+    kernel.run(USE)
+    source = "%%detgen haiku --max-tokens 3\nHello"
+    assert kernel.run(source, metadata={"cellId": "a"}).status == "ok"
+    assert kernel.run(source, metadata={"cellId": "a"}).status == "ok"
+    reply = kernel.run(source, metadata={"cellId": "b"})
+    assert reply.status == "error"
+    assert "'haiku' is already used by another cell" in reply.of("error")[0]["evalue"]
+    assert kernel.run("%detllm stamps --forget haiku").status == "ok"
+    assert kernel.run(source, metadata={"cellId": "b"}).status == "ok"
+
+
+def test_the_live_verdict_is_beside_the_stamp_and_nowhere_else(kernel: LiveKernel) -> None:
+    kernel.run("%detllm use fake drift_salt=another")
+    source = "%%detgen haiku --temperature 0\nHello"
+    other = stamp(kernel.run(source))[KEY]
+    kernel.run("%detllm release")
+    kernel.run(USE)
+    alone = kernel.run(source)
+    kept = stamp(alone)[KEY]
+
+    def rerun(reference: dict[str, object]) -> Reply:
+        meta = {"schema": "detllm.cell/1", "reference": reference, "recorded_run": "r"}
+        return kernel.run(source, metadata={KEY: meta})
+
+    same = rerun(reference_json(kept))
+    drifted = rerun(reference_json(other))
+    broken = rerun({"schema": "detllm.stamp/1"})
+    assert stamp(same)[RUN_KEY]["verdict"] == "match"
+    assert stamp(drifted)[RUN_KEY]["verdict"] in {"drift", "diverged"}
+    assert stamp(broken)[RUN_KEY]["verdict"] == "error"
+    assert "verdict" not in stamp(alone)[RUN_KEY]
+    for reply in (same, drifted, broken):
+        assert stamp(reply)[KEY] == kept
+        shown = [d["data"] for d in reply.of("display_data")]
+        assert shown == [d["data"] for d in alone.of("display_data")]
+    listed = kernel.run("%detllm stamps").of("display_data")[0]["data"]["text/plain"]
+    assert listed.endswith("error")
+
+
+def test_completion_and_help_as_a_front_end_asks(kernel: LiveKernel) -> None:
+    def complete(code: str) -> list[str]:
+        message = kernel.client.complete(code, len(code), reply=True, timeout=30)
+        return list(message["content"]["matches"])
+
+    assert complete("%detllm st") == ["status", "stamps"]
+    assert complete("%%detgen --te") == ["--text", "--temperature"]
+    assert complete("%det") == ["%%detgen", "%detllm"]
+    content = kernel.client.inspect("%detllm", 5, reply=True, timeout=30)["content"]
+    assert "%detllm use demo" in content["data"]["text/plain"]
