@@ -1,0 +1,70 @@
+"""The shared vectors are current, and hold when they are read back as a browser would."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from jupyter_detllm.core.canonical import canonical_bytes, digest_of
+from jupyter_detllm.core.evidence import TokenEvidence
+from jupyter_detllm.core.notebook import check_cell, read_notebook
+from jupyter_detllm.core.promotion import Update, promote, strip
+from jupyter_detllm.core.stamp_reader import read_stamp
+from tests.vectors.make_vectors import FOLDER, VECTORS, rendered
+
+
+def cases(name: str) -> list[dict[str, Any]]:
+    data = json.loads((FOLDER / f"{name}.json").read_text(encoding="ascii"))
+    found: list[dict[str, Any]] = data["cases"]
+    return found
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_are_current(name: str) -> None:
+    stored = (FOLDER / f"{name}.json").read_text(encoding="ascii")
+    assert stored == rendered(name), "run: python tests/vectors/make_vectors.py"
+
+
+def test_every_file_has_a_writer() -> None:
+    assert {path.stem for path in FOLDER.glob("*.json")} == set(VECTORS)
+
+
+def test_canonical_cases_hold() -> None:
+    for case in cases("canonical"):
+        assert canonical_bytes(case["value"]).decode() == case["canonical"], case["name"]
+        assert str(digest_of(case["value"])) == case["digest"]
+
+
+def test_stamps_read_back_and_a_reference_has_its_stamps_digest() -> None:
+    found = cases("stamps")
+    assert len(found) >= 4
+    for case in found:
+        stamp = read_stamp(case["stamp"])
+        assert str(stamp.digest) == case["digest"] == case["stamp"]["digest"]
+        assert read_stamp(case["reference"]).digest == stamp.digest
+        assert stamp.to_json() == case["stamp"]
+        assert read_stamp(case["without_prompts"]).calls[0].digest == stamp.calls[0].digest
+
+
+def test_evidence_reads_back() -> None:
+    for case in cases("evidence"):
+        value = TokenEvidence.from_json(case["stored"], case["stored"]["tokens"])
+        assert value.to_json() == case["stored"]
+
+
+def test_promotion_cases_hold() -> None:
+    found = cases("promotion")
+    for case in found:
+        book = case["before"]
+        assert [check_cell(c).verdict for c in read_notebook(book).cells] == case["verdicts"]
+        assert strip(book)[0] == case["stripped"]
+        for update in Update:
+            expected = case[update.value]
+            after, changes = promote(book, update)
+            assert after == expected["after"], (case["name"], update)
+            assert [{"cell": c.label, "kind": c.kind} for c in changes] == expected["changes"]
+    seen = {kind for case in found for u in Update for kind in map(str, case[u.value]["changes"])}
+    for kind in ("added", "replaced", "unchanged", "kept", "refused", "removed"):
+        assert any(kind in change for change in seen)

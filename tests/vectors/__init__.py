@@ -1,0 +1,3 @@
+"""Test vectors shared with the lab extension."""
+
+__all__: list[str] = []
