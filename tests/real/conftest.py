@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from jupyter_detllm.controls.guard import apply
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.engines.vllm_offline import VLLMOfflineEngine
 from jupyter_detllm.models import CACHE_VARIABLE, cache_root, fetch_demo
 
 _HERE = Path(__file__).parent
@@ -14,15 +19,14 @@ _CACHE = cache_root()
 _HOME = os.path.expanduser("~")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark this folder's tests, and keep them on one worker: one engine at a time."""
-    for item in items:
-        if _HERE in item.path.parents:
-            item.add_marker(pytest.mark.real)
-            item.add_marker(pytest.mark.xdist_group("engine"))
-            # vLLM and what it imports warn on their own account.
-            item.add_marker(pytest.mark.filterwarnings("default"))
+    # Here, because pytest-xdist reads the groups before a folder's later hooks run.
+    if _HERE in item.path.parents:
+        item.add_marker(pytest.mark.real)
+        item.add_marker(pytest.mark.xdist_group("engine"))
+        # vLLM and what it imports warn on their own account.
+        item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +52,24 @@ def demo_model() -> Path:
             del os.environ[CACHE_VARIABLE]
         else:
             os.environ[CACHE_VARIABLE] = saved[0]
+
+
+@pytest.fixture(scope="session")
+def environment_before() -> Mapping[str, str]:
+    """Return the variables as they are before the engine starts, controls included."""
+    apply(Level.REPEATABLE)
+    return dict(os.environ)
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(
+    environment_before: Mapping[str, str],
+    demo_model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[VLLMOfflineEngine]:
+    """Return the one engine of this process: two would share its groups, and die together."""
+    # The variables of the first test that asks: the engine outlives its isolated home.
+    log = tmp_path_factory.mktemp("logs") / "vllm-tests.log"
+    engine = VLLMOfflineEngine(EngineSpec("demo"), log_path=log)
+    yield engine
+    engine.shutdown()
