@@ -47,7 +47,7 @@ def _run(what: str, arguments: list[str], right: frozenset[int]) -> bool:
     print(f"\n# {what}\n$ {shown}", flush=True)
     started = time.monotonic()
     command = [sys.executable, "-m", "jupyter_detllm", *arguments]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode  # noqa: S603
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
     print(f"  [exit code {code}, {time.monotonic() - started:.1f} s]", flush=True)
     if code not in right:
         expected = " or ".join(map(str, sorted(right)))
