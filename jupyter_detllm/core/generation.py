@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from jupyter_detllm.core.canonical import Digest, Json, digest_of, encode_value
 from jupyter_detllm.core.evidence import TokenEvidence
@@ -101,14 +102,13 @@ class Sampling:
     def to_json(self) -> dict[str, Json]:
         """Return the stored form; floats are strings."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        floats = {name for name, value in _DEFAULT_TYPES.items() if value is float}
         return {
-            name: encode_value(float(value) if name in floats else value)
+            name: encode_value(float(value) if name in _FLOATS else value)
             for name, value in values.items()
         }
 
 
-_DEFAULT_TYPES = {name: type(getattr(Sampling(), name)) for name in Sampling.__slots__}
+_FLOATS = {name for name in Sampling.__slots__ if isinstance(getattr(Sampling(), name), float)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +151,19 @@ class GenerationRequest:
     @property
     def digest(self) -> Digest:
         """Digest of prompt tokens, resolved parameters and seeds; not of the batch."""
-        return digest_of(
-            {
-                "prompt_tokens": str(self.prompt_tokens),
-                "params": self.sampling.to_json(),
-                "seeds": [str(seed) for seed in self.seeds],
-            }
-        )
+        return _request_digest(self.prompt_tokens, self.sampling, self.seeds)
+
+
+@lru_cache(maxsize=4096)
+def _request_digest(prompt_tokens: Digest, sampling: Sampling, seeds: tuple[int, ...]) -> Digest:
+    # Remembered: a check asks for it on both sides, several times over.
+    return digest_of(
+        {
+            "prompt_tokens": str(prompt_tokens),
+            "params": sampling.to_json(),
+            "seeds": [str(seed) for seed in seeds],
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)
