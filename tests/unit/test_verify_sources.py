@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_detllm.errors import NotebookError
@@ -164,6 +164,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=60)
 @given(st.dictionaries(st.text(), json_values), st.sampled_from(STYLES), st.booleans())
 def test_what_is_written_reads_back_equal(
     value: dict[str, Any], style: dict[str, Any], crlf: bool

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import socketserver
 import stat
 import subprocess
 import sys
@@ -280,20 +281,27 @@ class _Server(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class _Quick(socketserver.ThreadingTCPServer):
+    """Without the look-up of a host name that `http.server` makes."""
+
+    def handle_error(self, *_: object) -> None:
+        """A client that hangs up early is no news."""
+
+
 @contextmanager
 def running_server(root: Path, *open_files: str, known: bool = True) -> Iterator[type[_Server]]:
     handler = type("Handler", (_Server,), {"paths": open_files})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = _Quick(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     info = {
-        "url": f"http://127.0.0.1:{server.server_port}/base/",
+        "url": f"http://127.0.0.1:{server.server_address[1]}/base/",
         "token": "sesame" if known else "wrong",
         "pid": os.getpid(),
         "root_dir": str(root),
     }
     runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"])
-    (runtime / f"jpserver-{server.server_port}.json").write_text(json.dumps(info))
+    (runtime / f"jpserver-{server.server_address[1]}.json").write_text(json.dumps(info))
     try:
         yield handler
     finally:
