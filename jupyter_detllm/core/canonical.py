@@ -123,20 +123,43 @@ def encode_value(value: object, _depth: int = 0) -> Json:
     """
     if _depth > _MAX_DEPTH:
         raise CanonicalError(f"a value is nested deeper than {_MAX_DEPTH} levels")
-    if value is None or isinstance(value, bool):
-        return value
+    # The types that JSON brings come first: a check digests every token of a notebook.
+    kind = type(value)
+    if kind is str:
+        return _checked_text(value)  # type: ignore[arg-type]
+    if kind is list or kind is tuple:
+        return _encode_items(value, _depth + 1)  # type: ignore[arg-type]
+    if value is None or kind is bool:
+        return value  # type: ignore[return-value]
+    if kind is dict or isinstance(value, Mapping):
+        pairs = value.items()  # type: ignore[attr-defined]
+        return {_checked_key(k): encode_value(v, _depth + 1) for k, v in pairs}
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(bytes(value)).decode("ascii")
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return _encode_items(value, _depth + 1)
+    return _encode_scalar(value)
+
+
+def _encode_items(items: Sequence[object], depth: int) -> list[Json]:
+    return [
+        item
+        if depth <= _MAX_DEPTH
+        and type(item) is int
+        and -MAX_SAFE_INTEGER <= item <= MAX_SAFE_INTEGER
+        else encode_value(item, depth)
+        for item in items
+    ]
+
+
+def _encode_scalar(value: object) -> Json:
+    """Encode a number, or an instance of a subclass such as an enumeration's member."""
     if isinstance(value, str):
-        return _checked_text(value)
+        return _checked_text(str(value))
     if isinstance(value, int):
         return _encode_integer(int(value))
     if isinstance(value, float):
         return encode_float(value)
-    if isinstance(value, (bytes, bytearray)):
-        return base64.b64encode(bytes(value)).decode("ascii")
-    if isinstance(value, Mapping):
-        return {_checked_key(k): encode_value(v, _depth + 1) for k, v in value.items()}
-    if isinstance(value, Sequence):
-        return [encode_value(item, _depth + 1) for item in value]
     raise CanonicalError(f"a {type(value).__name__} has no canonical form")
 
 
@@ -149,17 +172,19 @@ def _encode_integer(value: int) -> Json:
 
 
 def _checked_text(value: str) -> str:
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise CanonicalError("a text holds a lone surrogate, which is not Unicode text") from None
-    return str(value)
+    if not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            what = "a text holds a lone surrogate, which is not Unicode text"
+            raise CanonicalError(what) from None
+    return value
 
 
 def _checked_key(key: object) -> str:
     if not isinstance(key, str):
         raise CanonicalError(f"the key {brief(key)} is not a string")
-    return _checked_text(key)
+    return _checked_text(str(key))
 
 
 def canonical_bytes(value: object) -> bytes:
@@ -168,9 +193,15 @@ def canonical_bytes(value: object) -> bytes:
     # Without floats, JSON as C writes it is RFC 8785 but for one thing: keys are sorted by
     # code point, not by UTF-16 unit. Below U+E000 the two orders are one.
     text = json.dumps(encoded, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    if text.isascii() or max(text) < "\ue000":
+    if text.isascii() or max(text) < "\ue000" or _has_ascii_keys(encoded):
         return text.encode("utf-8")
     return rfc8785.dumps(encoded)
+
+
+def _has_ascii_keys(value: Json) -> bool:
+    if isinstance(value, dict):
+        return all(key.isascii() and _has_ascii_keys(item) for key, item in value.items())
+    return not isinstance(value, list) or all(map(_has_ascii_keys, value))
 
 
 def sha256_hex(data: bytes) -> str:

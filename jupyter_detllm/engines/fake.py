@@ -96,7 +96,8 @@ class FakeEngine:
         if progress is not None:
             progress("starting the fake engine")
         self._log(f"starting with {dict(spec.options)}")
-        time.sleep(options.start_delay_ms / 1000)
+        if options.start_delay_ms:
+            time.sleep(options.start_delay_ms / 1000)
         if options.fail_start:
             self._log("ERROR cannot start: fail_start was asked for")
             raise EngineStartError("the fake engine did not start: fail_start was asked for")
