@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jupyter_detllm._version import __version__
+
 __all__ = [
     "Generation",
     "Message",
@@ -28,7 +30,6 @@ __all__ = [
     "worker_init_fn",
 ]
 
-__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jupyter_detllm.api import check as check

@@ -42,7 +42,7 @@ from jupyter_detllm.probes.process import (
 __all__ = ["apply", "check_level", "kernel_environment", "observed_events"]
 
 _RESTART = "restart the kernel and run `%detllm` first"
-_KERNELSPEC = "`jupyter detllm kernel install` makes a kernel that sets it before Python starts"
+_BEFORE_PYTHON = "set it where Jupyter is started: `{assignment} jupyter lab`"
 
 
 def check_level(level: Level) -> None:
@@ -191,7 +191,9 @@ def _too_late_to_set(control: EnvControl, requested: str, process: ProcessView) 
         return ControlEntry(
             name, ControlState.USER, requested, _shown(current), "set by you", by_user=True
         )
-    way_out = _KERNELSPEC if control.precedes is Event.INTERPRETER_START else _RESTART
+    way_out = _RESTART
+    if control.precedes is Event.INTERPRETER_START:
+        way_out = _BEFORE_PYTHON.format(assignment=f"{name}={requested}")
     reason = f"must be set before {control.precedes}: {way_out}"
     return ControlEntry(
         name, ControlState.LATE, requested, _shown(in_force), reason, by_user=theirs

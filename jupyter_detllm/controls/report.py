@@ -12,8 +12,8 @@ from jupyter_detllm.probes.platform import Platform
 
 __all__ = ["FIELD_NAMES", "UNKNOWN", "ControlEntry", "ControlReport", "ControlState"]
 
-#: Fields a report declares; ``controls.*`` stands for one per control in force here.
-FIELD_NAMES = ("controls.*", "controls.late", "controls.user_set")
+#: Fields a report declares; ``controls.*`` stands for every control without its own row.
+FIELD_NAMES = ("controls.*", "controls.PYTHONHASHSEED", "controls.late", "controls.user_set")
 
 #: Effective value where nothing tells what was set when it mattered.
 UNKNOWN = "unknown"
