@@ -123,10 +123,8 @@ def engine_arguments(
         Level, seed and the user's options, which come first.
     names
         What this vLLM accepts (`option_names`); others are left out.
-    model, revision
-        What vLLM loads.
-    cpu
-        Whether the engine computes on CPU.
+    model, revision, cpu
+        What vLLM loads, and whether it computes on CPU.
     config
         The model's config.json, where it is at hand, to size length and KV cache.
 
@@ -136,7 +134,12 @@ def engine_arguments(
         As `check_options`.
     """
     chosen = check_options(spec.options, names)
-    arguments: dict[str, object] = {"revision": revision, "tokenizer_revision": revision}
+    arguments: dict[str, object] = {
+        "revision": revision,
+        "tokenizer_revision": revision,
+        "use_tqdm_on_load": False,  # its bar is a widget in a notebook
+    }
+    arguments["use_tqdm_on_load"] = False  # in a notebook it would leave a widget
     if spec.level is not Level.SEEDED:
         arguments |= {"enable_prefix_caching": False, "async_scheduling": False}
     if cpu:
