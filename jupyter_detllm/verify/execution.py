@@ -218,7 +218,9 @@ async def _stop(run: _Run, *, now: bool) -> None:
     if run.client.kc is not None:
         run.client.kc.stop_channels()
     if run.manager.has_kernel:
-        await run.manager.shutdown_kernel(now=now)
+        # A kernel that is gone cannot be asked to go.
+        dead = not await run.manager.is_alive()
+        await run.manager.shutdown_kernel(now=now or dead)
     await run.manager.cleanup_resources()
 
 

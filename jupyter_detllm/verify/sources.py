@@ -6,6 +6,7 @@ nbformat. Whatever is wrong with a file is one `NotebookError`.
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import hashlib
 import json
@@ -23,6 +24,9 @@ __all__ = ["JsonStyle", "NotebookFile", "parse_notebook", "read_bytes", "read_fi
 
 _BOM = b"\xef\xbb\xbf"
 _INDENT = re.compile(rb"\A\s*[\[{]\r?\n([ \t]+)\S")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
+_LARGE = 4_000_000
+_CHUNK = 1 << 20
 _ESCAPED = re.compile(rb"\\u(?!00[01])[0-9a-fA-F]{4}")
 
 
@@ -78,22 +82,28 @@ class JsonStyle:
         NotebookError
             When it is nested too deeply.
         """
+        encoder = json.JSONEncoder(
+            ensure_ascii=self.ascii_only,
+            indent=self.indent,
+            separators=(self.item_separator, self.key_separator),
+            allow_nan=False,
+        )
         try:
-            text = json.dumps(
-                value,
-                ensure_ascii=self.ascii_only,
-                indent=self.indent,
-                separators=(self.item_separator, self.key_separator),
-                allow_nan=False,
-            )
+            # Piece by piece: one emoji would make a text of the whole four times as large.
+            chunks = [encoder.encode(value)] if self.indent is None else encoder.iterencode(value)
+            body = b"".join(self._encoded(chunk) for chunk in chunks)
         except RecursionError:
             raise NotebookError("the notebook is nested too deeply to be written") from None
+        except ValueError as error:  # NaN and infinities
+            raise NotebookError(f"the notebook cannot be written: {error}") from None
+        return (_BOM if self.bom else b"") + body + self.trailing.encode("utf-8")
+
+    def _encoded(self, chunk: str) -> bytes:
         if self.newline != "\n":
             # Line ends within texts are escaped, so these are all between values.
-            text = text.replace("\n", self.newline)
+            chunk = chunk.replace("\n", self.newline)
         # A lone surrogate is no UTF-8; its JSON escape is what backslashreplace writes.
-        data = text.encode("utf-8", "backslashreplace")
-        return (_BOM if self.bom else b"") + data + self.trailing.encode("utf-8")
+        return chunk.encode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +198,37 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
+def _loads(raw: bytes) -> Any:
+    if len(raw) > _LARGE and not raw.isascii():
+        try:
+            return _json(_escaped(raw))
+        except ValueError:
+            pass  # read it again as it stands: for the place of the error
+    return _json(raw.decode("utf-8"))
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)
+
+
+def _escaped(raw: bytes) -> str:
+    """Return UTF-8 as ASCII with JSON escapes, which takes a byte a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    chunks = []
+    for start in range(0, len(raw), _CHUNK):
+        text = decoder.decode(raw[start : start + _CHUNK], start + _CHUNK >= len(raw))
+        if not text.isascii():
+            text = _NOT_ASCII.sub(lambda found: json.dumps(found.group())[1:-1], text)
+        chunks.append(text)
+    return "".join(chunks)
+
+
 def parse_notebook(raw: bytes, path: Path) -> JsonObject:
     """Return the JSON object in `raw`, or raise one clear `NotebookError`."""
     if not raw.strip():
         raise NotebookError(f"{path} is empty", expected="a notebook")
     try:
-        data = json.loads(
-            raw.removeprefix(_BOM).decode("utf-8"),
-            parse_constant=_no_constant,
-            object_pairs_hook=_unique,
-        )
+        data = _loads(raw.removeprefix(_BOM))
     except UnicodeDecodeError as error:
         byte = raw[error.start]
         raise NotebookError(

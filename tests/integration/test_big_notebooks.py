@@ -1,0 +1,111 @@
+"""Notebooks as people have them: 50 MB of images, a thousand stamped cells."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_detllm.errors import NotebookError
+from jupyter_detllm.verify.sources import read_file
+from tests.builders import cell, make_stamp, notebook, promoted, stamped_cell, with_actual
+
+SOURCE = "%%detgen haiku\nWrite a haiku."
+MEASURED = """
+import sys
+from jupyter_detllm.cli import main
+code = main(sys.argv[1:])
+# Not ru_maxrss: that begins with what the parent had when it forked.
+status = open("/proc/self/status").read()
+peak = status.partition("VmHWM:")[2].split()[0]
+sys.stderr.write(f"peak {int(peak) * 1024}")
+sys.exit(code)
+"""
+
+
+def _image(seed: int) -> str:
+    return base64.b64encode(random.Random(seed).randbytes(1_500_000)).decode()
+
+
+def _save(path: Path, book: dict[str, Any]) -> int:
+    path.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path.stat().st_size
+
+
+def _command(*argv: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-m", "jupyter_detllm", *argv], capture_output=True, text=True
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode
+
+
+def _run(*argv: str) -> tuple[int, int, float]:
+    """Return exit code, peak memory in bytes and seconds of a command line."""
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", MEASURED, *argv], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    return done.returncode, int(done.stderr.rpartition("peak ")[2]), time.monotonic() - started
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read there")
+@pytest.mark.parametrize("text", ["a plot", "a plot 📈"])
+def test_50_mb_of_images_are_checked_and_stamped(text: str, tmp_path: Path) -> None:
+    image = _image(1)
+    data = {"image/png": image, "text/plain": text}
+    output = {"output_type": "display_data", "data": data, "metadata": {}}
+    plots = [cell(f"plot({i})", outputs=[output]) for i in range(25)]
+    book = promoted(stamped_cell(SOURCE), *plots)
+    path = tmp_path / "nb.ipynb"
+    size = _save(path, with_actual(book, 1, make_stamp(SOURCE, name="haiku")))
+    assert size > 50_000_000
+    code, peak, seconds = _run("check", str(path))
+    assert code == 0
+    assert peak < 4 * size
+    assert seconds < 60  # a few seconds on a quiet machine
+    code, peak, _ = _run("strip", str(path))
+    assert code == 0
+    assert peak < 5.5 * size
+    assert path.read_text(encoding="utf-8").count(image) == 25
+    assert _command("stamp", str(path)) == 3  # nothing left to stamp
+
+
+def test_a_thousand_stamped_cells(tmp_path: Path) -> None:
+    cells = [stamped_cell(f"%%detgen c{i}\nWrite {i}.") for i in range(1000)]
+    path = tmp_path / "nb.ipynb"
+    _save(path, notebook(*cells))
+    assert _command("stamp", str(path)) == 0
+    assert _command("check", str(path)) == 3  # recorded
+    book = json.loads(path.read_text())
+    for raw in book["cells"]:
+        raw["outputs"][0]["metadata"]["detllm_run"]["run_id"] = "again"
+    _save(path, book)
+    started = time.monotonic()
+    assert _command("check", str(path)) == 0
+    assert time.monotonic() - started < 60
+    assert _command("show", str(path)) == 0
+
+
+def test_the_place_of_an_error_in_a_large_file_is_right(tmp_path: Path) -> None:
+    path = tmp_path / "nb.ipynb"
+    filler = "é" * 3_000_000
+    path.write_text(f'{{\n "a": "{filler}",\n "b": "😀", oops\n}}', encoding="utf-8")
+    with pytest.raises(NotebookError, match="line 3, column 12"):
+        read_file(path)
+    path.write_bytes(path.read_bytes() + b"\xff")
+    with pytest.raises(NotebookError, match="not UTF-8 text: byte 0xff"):
+        read_file(path)
+
+
+def test_a_large_file_reads_as_a_small_one(tmp_path: Path) -> None:
+    path = tmp_path / "nb.ipynb"
+    book = {"a": "é" * 3_000_000 + "😀\ud7ff\uffff\U0010ffff", "👍": [1.5, "\n\\u00e9\\"]}
+    _save(path, book)
+    assert read_file(path).data == book
