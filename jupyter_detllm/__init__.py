@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_detllm._version import __version__
 
 __all__ = [
+    "DetLLMError",
     "Generation",
     "Message",
     "Prompt",
@@ -46,11 +47,13 @@ if TYPE_CHECKING:
     from jupyter_detllm.core.generation import Prompt as Prompt
     from jupyter_detllm.core.generation import PromptKind as PromptKind
     from jupyter_detllm.core.stamp import Stamp as Stamp
+    from jupyter_detllm.errors import DetLLMError as DetLLMError
 
 _LAZY = {
     **dict.fromkeys(("check", "fingerprint", "generate", "last_stamp", "release", "use"), "api"),
     **dict.fromkeys(("generator", "seed_child", "worker_init_fn"), "controls.seeding"),
     **dict.fromkeys(("Generation", "Message", "Prompt", "PromptKind"), "core.generation"),
+    "DetLLMError": "errors",
     "Stamp": "core.stamp",
 }
 

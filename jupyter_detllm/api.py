@@ -159,11 +159,21 @@ def generate(
         seed=seed,
         store_prompt=store_prompt,
     )
-    result = session.run(ask, session.prepare(ask))
-    if current_shell() is None:
-        emitted = session.recorder.close(Ending(None, "", None, success=True))
-        if emitted is not None:
-            session.ledger.add(emitted)
+    if current_shell() is not None:
+        return list(session.run(ask, session.prepare(ask)).generations)
+    return _outside_cells(session, ask)
+
+
+def _outside_cells(session: Session, ask: Ask) -> list[Generation]:
+    """Generate in a script, where each call is what a cell is in a notebook."""
+    success = False
+    try:
+        result = session.run(ask, session.prepare(ask))
+        success = True
+    finally:
+        emitted = session.recorder.close(Ending(None, "", None, success))
+    if emitted is not None:
+        session.ledger.add(emitted)
     return list(result.generations)
 
 

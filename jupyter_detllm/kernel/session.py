@@ -56,7 +56,7 @@ class Session(EngineHolder):
         cell = self.recorder.open()
         self.ledger.check_name(ask.name, cell.cell_id)
         _one_engine(cell, engine)
-        name = cell.take_name(ask.name)
+        name = cell.name_for(ask.name)
         return build_requests(
             [engine.resolve(prompt, ask.options) for prompt in ask.prompts],
             root_seed=settings.seed,
@@ -97,7 +97,14 @@ class Session(EngineHolder):
                 ) from None
         _check_count(requests, result)
         shared = cell.circumstances or self._circumstances(engine, settings)
-        cell.add(requests, result, shared, store_prompt=ask.store_prompt)
+        cell.add(
+            requests,
+            result,
+            shared,
+            name=ask.name,
+            engine=engine,
+            store_prompt=ask.store_prompt,
+        )
         return result
 
     def _circumstances(self, engine: Engine, settings: Settings) -> Circumstances:
@@ -118,7 +125,6 @@ def _one_engine(cell: CellRecord, engine: Engine) -> None:
             expected="one engine per cell",
             fix="a cell of its own",
         )
-    cell.engine = engine
 
 
 def _check_count(requests: tuple[GenerationRequest, ...], result: GenerationResult) -> None:

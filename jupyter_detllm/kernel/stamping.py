@@ -70,8 +70,10 @@ class CellRecord:
         """Return how often each prompt occurred in the calls so far."""
         return Counter(r.prompt_tokens for call in self.calls for r in call.requests)
 
-    def take_name(self, name: str) -> str:
-        """Return the cell's name; a call without one takes the first call's.
+    def name_for(self, name: str) -> str:
+        """Return the cell's name as a call that gives `name` sees it.
+
+        A call without one takes the first call's.
 
         Raises
         ------
@@ -79,7 +81,7 @@ class CellRecord:
             For a second name: derived seeds depend on the name, so a cell has one.
         """
         if self.name is None:
-            self.name = name
+            return name
         if name and name != self.name:
             was = f"is named {self.name!r}" if self.name else "began without a name"
             raise UsageError(f"this cell {was}", expected=f"{name!r} in a cell of its own")
@@ -91,11 +93,14 @@ class CellRecord:
         result: GenerationResult,
         circumstances: Circumstances,
         *,
+        name: str = "",
+        engine: object = None,
         store_prompt: bool = True,
     ) -> None:
-        """Keep one call; the first one's circumstances are the cell's."""
+        """Keep one call; the first one's name and circumstances are the cell's."""
         if self.circumstances is None:
             self.circumstances = circumstances
+            self.name, self.engine = name, engine
         self.calls.append(Call(requests, result.generations))
         self.stats.append(result.stats)
         self.store_prompt = self.store_prompt and store_prompt

@@ -161,7 +161,12 @@ assert det.last_stamp() is None
 det.use("fake", seed=5, dtype="float32", drift_salt="x")
 one = det.generate(["a", [{"role": "user", "content": "b"}], [5, 6]], max_tokens=4, name="n")
 stamp = det.last_stamp()
-two = det.generate("raw", text=True, temperature=0.8, n=2, max_tokens=4)
+for bad in ({"n": 2, "temperature": 0}, {"max_tokens": 0}):
+    try:
+        det.generate("x", name="failed", **bad)
+    except det.DetLLMError:
+        assert det.last_stamp() is stamp
+two = det.generate("raw", text=True, temperature=0.8, n=2, max_tokens=4, name="other")
 report = det.release()
 print(json.dumps([
     [g.text for g in one] == [g.text for g in stamp.generations],
@@ -226,3 +231,26 @@ missing = [name for name in det.__all__ if not hasattr(det, name)]
 print(json.dumps([missing, sorted(set(det.__all__) - set(dir(det))), hasattr(det, "nothing")]))
 """
     assert run(code) == [[], [], False]
+
+
+def test_check_reads_a_notebook_without_an_engine(tmp_path: Any) -> None:
+    notebook = tmp_path / "n.ipynb"
+    cell = {"cell_type": "code", "id": "a", "metadata": {}, "outputs": [], "execution_count": None}
+    content = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}}
+    notebook.write_text(
+        json.dumps({**content, "cells": [{**cell, "source": "%%detgen haiku\nHello"}]})
+    )
+    code = f"""
+import json, sys
+import jupyter_detllm as det
+report = det.check({str(notebook)!r}, policy="bitwise")
+cells = report.notebooks[0].cells
+try:
+    det.check({str(notebook)!r}, policy="best")
+except det.DetLLMError as error:
+    print(json.dumps([str(cells[0].outcome.verdict), str(error), "torch" in sys.modules]))
+"""
+    verdict, error, torch = run(code)
+    assert verdict == "unstamped"
+    assert error.startswith("'best' is not a policy")
+    assert torch is False

@@ -1,0 +1,96 @@
+"""The status as text: complete, stable, without the user's name."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_detllm.controls.environ import ENV_CONTROLS
+from jupyter_detllm.controls.seeding import forget_seed
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.engines.base import ShutdownReport
+from jupyter_detllm.kernel.ledger import Emitted
+from jupyter_detllm.kernel.session import Session
+from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.kernel.status import release_text, setup_text, stamps_text, status_text
+from tests.fakes import Run
+
+
+@pytest.fixture(autouse=True)
+def process() -> Iterator[None]:
+    """Give back the process as it was."""
+    before, state = dict(os.environ), random.getstate()
+    yield
+    forget_seed()
+    random.setstate(state)
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_before_anything_it_says_how_to_begin() -> None:
+    assert status_text(Session()) == (
+        "detllm: nothing is set up yet. Try: %detllm --seed 42\n"
+        "engine: none is running. Try: %detllm use demo"
+    )
+
+
+def test_every_control_stands_with_what_became_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "FLASH_ATTENTION")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    session = Session()
+    session.configure(Settings(seed=9, level=Level.SEEDED))
+    text = status_text(session)
+    assert session.controls is not None
+    for control in ENV_CONTROLS:
+        entry = session.controls.entry(control.name)
+        assert entry is not None
+        (row,) = [r for r in text.splitlines() if r.startswith(f"  {control.name} ")]
+        assert entry.reason in row
+        assert str(entry.state).replace("_", " ") in row
+    assert f"level    seeded: {Level.SEEDED.promise}" in text
+    assert "seed     9" in text
+    assert "no effect: VLLM_ATTENTION_BACKEND: this vLLM does not read it; use %detllm use" in text
+    assert "set by you: OMP_NUM_THREADS=1" in setup_text(session)
+    assert text == status_text(session)
+
+
+def test_late_controls_stand_with_the_way_out() -> None:
+    session = Session()
+    session.configure(Settings())
+    assert session.controls is not None
+    assert "PYTHONHASHSEED" in session.controls.late
+    for shown in (status_text(session), setup_text(session)):
+        assert "too late: PYTHONHASHSEED must be set before Python starts" in shown
+
+
+def test_the_log_is_named_without_the_users_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session()
+    session.use("fake", {}, Settings())
+    monkeypatch.setattr(session.engine, "log_path", Path.home() / "state" / "x.log", raising=False)
+    text = status_text(session)
+    assert "log      ~/state/x.log" in text
+    assert str(Path.home()) not in text
+
+
+def test_stamped_cells_are_listed_in_order_with_their_digests() -> None:
+    session = Session()
+    one, two = Run(name="haiku").stamp(), Run(name="").stamp()
+    session.ledger.add(Emitted(one, one.to_json(), {"run_id": "r"}, None, 0))
+    session.ledger.add(Emitted(two, two.to_json(), {"run_id": "s", "verdict": "match"}, "c", 0))
+    head, first, second = stamps_text(session.ledger).splitlines()
+    assert head == "stamped cells"
+    assert first.split()[:2] == ["haiku", one.generation_digest.short]
+    assert first.endswith("not compared")
+    assert second.split()[:2] == ["#2", two.generation_digest.short]
+    assert second.endswith("match")
+
+
+def test_a_release_says_what_was_kept() -> None:
+    report = ShutdownReport(freed=("the cache",), kept=("torch",))
+    assert release_text("demo", report) == (
+        "engine released: demo\n  freed: the cache\n  kept: torch"
+    )
