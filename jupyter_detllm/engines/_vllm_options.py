@@ -115,7 +115,7 @@ def engine_arguments(
     cpu: bool,
     config: Mapping[str, Any] | None = None,
 ) -> dict[str, object]:
-    """Return the arguments of `vllm.LLM` for `spec`.
+    """Return the arguments of `vllm.LLM`.
 
     Parameters
     ----------
@@ -128,10 +128,7 @@ def engine_arguments(
     config
         The model's config.json, where it is at hand, to size length and KV cache.
 
-    Raises
-    ------
-    UsageError
-        As `check_options`.
+    Raises `UsageError` as `check_options` does.
     """
     chosen = check_options(spec.options, names)
     arguments: dict[str, object] = {

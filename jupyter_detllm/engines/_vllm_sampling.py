@@ -38,10 +38,8 @@ def resolve_sampling(
 
     Parameters
     ----------
-    options
-        What the user asked for.
-    model_defaults
-        The model's sampling defaults, by vLLM's names.
+    options, model_defaults
+        What the user asked for, and the model's sampling defaults by vLLM's names.
     eos, tokenizer_eos
         Every end-of-sequence id, and the tokenizer's own, the only one that beam
         search knows.
@@ -63,12 +61,16 @@ def resolve_sampling(
     stops = () if sampling.ignore_eos else tuple(sorted(set(eos)))
     sampling = dataclasses.replace(sampling, stop_token_ids=stops)
     _check(sampling)
-    if 0 < sampling.temperature < MIN_TEMPERATURE:
-        sampling = dataclasses.replace(sampling, temperature=MIN_TEMPERATURE)
+    return _as_it_runs(sampling).normalised()
+
+
+def _as_it_runs(sampling: Sampling) -> Sampling:
     if sampling.top_k == 1:
         # One candidate is left: greedy, without the draw among exact ties.
-        sampling = dataclasses.replace(sampling, temperature=0.0)
-    return sampling.normalised()
+        return dataclasses.replace(sampling, temperature=0.0)
+    if 0 < sampling.temperature < MIN_TEMPERATURE:
+        return dataclasses.replace(sampling, temperature=MIN_TEMPERATURE)
+    return sampling
 
 
 def _as_dict(options: SamplingOptions) -> dict[str, Any]:

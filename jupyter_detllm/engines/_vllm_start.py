@@ -97,7 +97,7 @@ def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) 
         config=_config(model),
     )
     report(f"starting the engine with {model.display}")
-    with process_kept(), _stages(report):
+    with process_kept(), _stages(report), _no_download_bars():
         llm = llm_class(**arguments)
         rebind_logger(log)
         return Started(llm, TorchState.current(), _compile_cache(llm))
@@ -135,6 +135,25 @@ def _stages(report: Report) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def _no_download_bars() -> Iterator[None]:
+    """Keep the hub's bars, which are widgets in a notebook, out of the cell."""
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def _compile_cache(llm: Any) -> str | None:

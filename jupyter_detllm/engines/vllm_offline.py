@@ -161,6 +161,8 @@ class VLLMOfflineEngine:
                 generations = tuple(run(requests))
             except BaseException as error:
                 self._broken = recover(self._llm)
+                # An engine in its own process dies of the interrupt that is held here.
+                interrupt.check()
                 if isinstance(error, DetLLMError) or not isinstance(error, Exception):
                     raise
                 line = cause_line(error, self.log_path)
@@ -247,7 +249,7 @@ def _let_through(capture: OutputCapture, progress: ProgressCallback, state: Prog
 def _shutdown_report(before: int | None, after: int | None, failure: str) -> ShutdownReport:
     freed = "the model's weights, the KV cache and vLLM's process groups"
     if before is not None and after is not None and before > after:
-        freed += f" ({before - after} MiB of main memory)"
+        freed += f" ({before - after} MiB of this process's main memory)"
     kept = ["vLLM and torch stay imported, and what they allocated for themselves"]
     if after is not None:
         kept[0] += f" (this process holds {after} MiB)"

@@ -69,6 +69,6 @@ def test_a_new_engine_in_the_same_process_gives_the_same_bits(lifecycle: dict[st
 
 
 def test_shutdown_says_what_it_freed_and_kept(lifecycle: dict[str, Any]) -> None:
-    assert "MiB of main memory" in lifecycle["freed"][0]
+    assert "MiB of this process's main memory" in lifecycle["freed"][0]
     assert any("stay imported" in line for line in lifecycle["kept"])
     assert lifecycle["again"] == []

@@ -30,6 +30,7 @@ NAMES = {
     "tokenizer_revision": type(None),
     "quantization": type(None),
     "seed": int,
+    "use_tqdm_on_load": bool,
 }
 CONFIG = {
     "hidden_size": 576,
@@ -102,6 +103,7 @@ def test_repeatable_on_cpu() -> None:
     assert found["max_model_len"] == found["max_num_batched_tokens"] == 8192
     assert found["kv_cache_memory_bytes"] == 1 << 30
     assert found["seed"] == 5
+    assert found["use_tqdm_on_load"] is False
     assert found["model"] == "/m"
 
 
