@@ -199,9 +199,16 @@ def canonical_bytes(value: object) -> bytes:
 
 
 def _has_ascii_keys(value: Json) -> bool:
-    if isinstance(value, dict):
-        return all(key.isascii() and _has_ascii_keys(item) for key, item in value.items())
-    return not isinstance(value, list) or all(map(_has_ascii_keys, value))
+    stack = [value]
+    while stack:
+        box = stack.pop()
+        if isinstance(box, dict):
+            if not all(map(str.isascii, box)):
+                return False
+            box = list(box.values())
+        if isinstance(box, list):
+            stack += [item for item in box if type(item) is dict or type(item) is list]
+    return True
 
 
 def sha256_hex(data: bytes) -> str:

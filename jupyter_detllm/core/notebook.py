@@ -123,7 +123,7 @@ def check_format(notebook: object) -> None:
     """Raise `NotebookError` for what is not an nbformat 4 notebook."""
     data = _mapping(notebook)
     version = data.get("nbformat")
-    if isinstance(version, int) and version < 4:
+    if type(version) is int and 0 < version < 4:
         raise _old_format(version)
     if version is None or not isinstance(data.get("cells"), list):
         raise NotebookError("the file is JSON, but not a notebook", expected="nbformat 4")

@@ -41,6 +41,8 @@ def only(book: dict[str, Any]) -> Any:
         ({"nbformat": 2}, "nbformat 2"),
         ({"nbformat": 5, "cells": []}, "nbformat 5"),
         ({"nbformat": "4", "cells": []}, "nbformat '4'"),
+        ({"nbformat": True, "cells": []}, "nbformat True"),
+        ({"nbformat": -(10**400), "cells": []}, r"nbformat -1000.*\.\.\.; expected nbformat 4"),
         ({"nbformat": [[4]], "cells": []}, "nbformat a list"),
         ({"nbformat": 4, "cells": [1]}, "cell 1 is not an object"),
     ],
@@ -49,6 +51,7 @@ def test_what_is_not_a_notebook_is_one_line(book: Any, message: str) -> None:
     with pytest.raises(NotebookError, match=message) as caught:
         read_notebook(book)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 160
 
 
 def test_only_cells_that_generate_or_carry_something_are_seen() -> None:
