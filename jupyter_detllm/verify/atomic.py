@@ -60,23 +60,12 @@ def replace_file(target: Path, data: bytes, unchanged: Callable[[], bool]) -> No
     """
     clean_leftovers(target)
     try:
-        handle, name = tempfile.mkstemp(f"{_SUFFIX}", f".{target.name}.", target.parent)
+        handle, name = tempfile.mkstemp(_SUFFIX, f".{target.name}.", target.parent)
     except OSError as error:
         raise _failed(target, error) from None
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
-            _lock(file.fileno())
-            _copy_attributes(target, temporary)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            if not unchanged():
-                raise NotebookError(
-                    f"{target} was changed by another program meanwhile: nothing was written",
-                    fix="close it there and run the command again",
-                )
-            os.replace(temporary, target)
+        _write_and_rename(handle, temporary, target, data, unchanged)
         _sync_folder(target.parent)
     except OSError as error:
         raise _failed(target, error) from None
@@ -84,6 +73,23 @@ def replace_file(target: Path, data: bytes, unchanged: Callable[[], bool]) -> No
         # After the rename there is nothing left under this name.
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _write_and_rename(
+    handle: int, temporary: Path, target: Path, data: bytes, unchanged: Callable[[], bool]
+) -> None:
+    with os.fdopen(handle, "wb") as file:
+        _lock(file.fileno())
+        _copy_attributes(target, temporary)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        if not unchanged():
+            raise NotebookError(
+                f"{target} was changed by another program meanwhile: nothing was written",
+                fix="close it there and run the command again",
+            )
+        os.replace(temporary, target)
 
 
 def _failed(target: Path, error: OSError) -> NotebookError:
