@@ -421,6 +421,7 @@ def test_a_thousand_single_changes_get_the_right_verdict() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_ten_thousand_single_changes_get_the_right_verdict() -> None:
     assert sum(run_cases(10 * CASES, seed=2).values()) == 10 * CASES
 
@@ -466,6 +467,14 @@ def containers(value: Any) -> list[tuple[Any, Any]]:
     return out
 
 
+def copied(value: Any) -> Any:
+    """Return a copy; of what is nested too deep to be copied, nothing."""
+    try:
+        return copy.deepcopy(value)
+    except RecursionError:
+        return None
+
+
 def damage_value(book: Any, rng: random.Random) -> None:
     """Damage one value; half the time within what is ours, if it is still there."""
     places = containers(book)
@@ -482,14 +491,14 @@ def damage_value(book: Any, rng: random.Random) -> None:
     elif what == 1:
         box[key] = nested(rng.choice([3, 70, 400]))
     elif what == 2 and isinstance(box, dict):
-        box[rng.choice(["__proto__", "added", "", "\udfff", "schema"])] = rng.choice(JUNK)
+        box[rng.choice(["__proto__", "added", "", "\udfff", "schema"])] = copied(rng.choice(JUNK))
     elif what == 3:
         other_box, other_key = rng.choice(places)
-        box[key] = copy.deepcopy(other_box[other_key])
+        box[key] = copied(other_box[other_key])
     elif what == 4 and isinstance(box[key], list) and box[key]:
         rng.shuffle(box[key])
     else:
-        box[key] = copy.deepcopy(rng.choice(JUNK))
+        box[key] = copied(rng.choice(JUNK))
 
 
 def damage_text(text: str, rng: random.Random) -> str:
@@ -573,8 +582,11 @@ def test_damaged_notebooks_never_raise_and_never_match_by_mistake() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_damaged_notebooks_at_length() -> None:
-    assert fuzz(60_000, seed=random.SystemRandom().randrange(10**9))["error"] > 1000
+    seed = random.SystemRandom().randrange(10**9)
+    print(f"seed {seed}")  # shown if it fails
+    assert fuzz(30_000, seed)["error"] > 1000
 
 
 def test_the_machine_of_the_tests_has_every_kind_of_field() -> None:
