@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import itertools
 import logging
 import os
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from jupyter_detllm.core.redact import redact_text
 from jupyter_detllm.errors import EngineStartError
 
 __all__ = ["OutputCapture", "StageHandler", "cause_line", "log_folder", "open_log", "rebind_logger"]
@@ -34,6 +36,15 @@ def log_folder() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_state_dir("jupyter-detllm", appauthor=False)) / "logs"
+
+
+class _LogStream(io.TextIOWrapper):
+    """A log without secrets: vLLM logs the arguments it was started with."""
+
+    def write(self, text: str) -> int:
+        """Write `text` with what looks secret masked."""
+        super().write(redact_text(text))
+        return len(text)
 
 
 def open_log(path: Path | None = None) -> tuple[Path, TextIO]:
@@ -57,8 +68,11 @@ def open_log(path: Path | None = None) -> tuple[Path, TextIO]:
             f"the engine's log {path} cannot be written ({error.strerror})",
             fix="XDG_STATE_HOME=/a/writable/folder in the environment",
         ) from None
-    stream = open(  # noqa: SIM115 - it lives as long as vLLM's loggers do
-        descriptor, "w", encoding="utf-8", errors="backslashreplace", buffering=1
+    stream = _LogStream(
+        open(descriptor, "wb"),  # noqa: SIM115 - it lives as long as vLLM's loggers do
+        encoding="utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
     )
     _drop_old(path.parent)
     return path, stream

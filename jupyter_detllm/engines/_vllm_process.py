@@ -35,12 +35,13 @@ def variables_to_restore(
 def process_kept() -> Iterator[None]:
     """Undo, at the end, what an engine start leaves in the process.
 
-    Environment, warning filters, the exception hook, and `torch.set_num_threads`,
-    which vLLM's CPU worker replaces by a function that does nothing.
+    Environment, warning filters, the exception hook, torch's threads and precision,
+    and `torch.set_num_threads`, which vLLM's CPU worker replaces by a function that
+    does nothing.
     """
     import torch
 
-    before = dict(os.environ)
+    before, users = dict(os.environ), TorchState.current()
     hook, set_num_threads = sys.excepthook, torch.set_num_threads
     try:
         with warnings.catch_warnings():
@@ -52,6 +53,7 @@ def process_kept() -> Iterator[None]:
             else:
                 os.environ[name] = value
         sys.excepthook, torch.set_num_threads = hook, set_num_threads
+        users.set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def test_the_log_is_the_users_and_holds_what_vllm_said(
     vllm_engine: VLLMOfflineEngine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert stat.S_IMODE(vllm_engine.log_path.stat().st_mode) == 0o600
-    assert "Loading safetensors" in vllm_engine.log_path.read_text()
+    assert "Loading weights" in vllm_engine.log_path.read_text()
     run(vllm_engine, ask(vllm_engine, QUESTIONS[:1]))
     assert capfd.readouterr() == ("", "")
 

@@ -23,16 +23,16 @@ TRIALS = 30
 
 
 def long_prompt(first: int) -> Prompt:
-    return Prompt(PromptKind.TOKENS, token_ids=(first, *range(100, 500)))
+    return Prompt(PromptKind.TOKENS, token_ids=(first, *range(100, 400)))
 
 
 @pytest.fixture(scope="module")
 def calls(vllm_engine: VLLMOfflineEngine) -> list[tuple[GenerationRequest, ...]]:
     """Return two calls with different prompts; both prefill a long one."""
-    options = SamplingOptions(max_tokens=8, ignore_eos=True)
-    sampled = SamplingOptions(max_tokens=8, ignore_eos=True, temperature=0.9)
+    options = SamplingOptions(max_tokens=6, ignore_eos=True)
+    sampled = SamplingOptions(max_tokens=6, ignore_eos=True, temperature=0.9)
     return [
-        ask(vllm_engine, [*QUESTIONS[:3], long_prompt(7)], options=options),
+        ask(vllm_engine, [*QUESTIONS[:2], long_prompt(7)], options=options),
         ask(vllm_engine, [long_prompt(8), *QUESTIONS[2:]], options=sampled),
     ]
 

@@ -41,7 +41,7 @@ def lifecycle(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 def test_nothing_of_vllm_reaches_cell_or_terminal(lifecycle: dict[str, Any]) -> None:
     assert lifecycle["cell"] == ""
     assert "INFO" not in lifecycle["stderr"]
-    assert "Loading safetensors" in (lifecycle["folder"] / "e.log").read_text()
+    assert "Loading weights" in (lifecycle["folder"] / "e.log").read_text()
 
 
 def test_a_wrong_option_and_a_level_it_lacks_are_one_line(lifecycle: dict[str, Any]) -> None:

@@ -44,6 +44,14 @@ def test_the_log_lies_in_the_users_state_folder(tmp_path: Path, monkeypatch) -> 
         assert first != second
 
 
+def test_no_secret_reaches_the_log(log) -> None:
+    path, stream = log
+    with OutputCapture(stream):
+        print("non-default args: {'hf_token': 'hf_abcdefghijklmnopqrstuvwxyz', 'model': 'm'}")
+    assert "hf_abcdef" not in path.read_text()
+    assert "'model': 'm'" in path.read_text()
+
+
 def test_old_logs_go(tmp_path: Path) -> None:
     for i in range(_vllm_logs.KEPT_LOGS + 5):
         (tmp_path / f"vllm-2000{i:04}.log").touch()

@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_detllm.core.fields import FIELDS, Group
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
-from jupyter_detllm.engines._vllm_process import process_kept, variables_to_restore
+from jupyter_detllm.engines._vllm_process import TorchState, process_kept, variables_to_restore
 from jupyter_detllm.engines._vllm_run import Job, Ticker, around_each_step, one_each, recover
 from jupyter_detllm.errors import EngineError
 from jupyter_detllm.probes.engine import FIELD_NAMES, engine_fields
@@ -34,19 +34,53 @@ def test_variables_of_vllm_go_and_those_of_lazy_libraries_stay() -> None:
     }
 
 
-def test_a_start_leaves_no_trace_even_when_it_fails(monkeypatch) -> None:
-    own = lambda threads: None  # noqa: E731
-    torch = SimpleNamespace(set_num_threads=own)
-    monkeypatch.setitem(sys.modules, "torch", torch)
+class Torch:
+    """What of torch a start touches."""
+
+    def __init__(self) -> None:
+        self.threads, self.precision = 2, "high"
+
+    def get_num_threads(self) -> int:
+        return self.threads
+
+    def get_float32_matmul_precision(self) -> str:
+        return self.precision
+
+    def set_num_threads(self, threads: int) -> None:
+        self.threads = threads
+
+    def set_float32_matmul_precision(self, precision: str) -> None:
+        self.precision = precision
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
+    stand_in = Torch()
+    monkeypatch.setitem(sys.modules, "torch", stand_in)
+    return stand_in
+
+
+def test_a_start_leaves_no_trace_even_when_it_fails(torch: Torch) -> None:
     hook, before = sys.excepthook, dict(os.environ)
     with pytest.raises(RuntimeError), process_kept():  # noqa: PT012
-        torch.set_num_threads = lambda threads: 1
+        torch.set_num_threads(1)
+        torch.set_float32_matmul_precision("highest")
+        torch.set_num_threads = lambda threads: None  # as vLLM's CPU worker does
         sys.excepthook = lambda *args: None
         os.environ["LD_PRELOAD"] = "libgomp.so"
         raise RuntimeError
     assert dict(os.environ) == before
     assert sys.excepthook is hook
-    assert torch.set_num_threads is own
+    assert (torch.threads, torch.precision) == (2, "high")
+    torch.set_num_threads(7)
+    assert torch.threads == 7
+
+
+def test_the_engines_torch_settings_hold_while_it_works(torch: Torch) -> None:
+    engine = TorchState(1, "highest")
+    with engine.in_force():
+        assert TorchState.current() == engine
+    assert TorchState.current() == TorchState(2, "high")
 
 
 class Scheduler:
