@@ -14,11 +14,14 @@ from pathlib import Path
 import jupyter_detllm as det
 
 PROMPT = "What is the capital of France? Answer in one sentence."
-FOUR = (
-    "Explain in two sentences why the sky is blue.",
-    "Write a short story about a robot who learns to paint.",
-    "List three uses of a paper clip and say why each works well.",
-    "Describe how bread is made, step by step, for a child who has never seen an oven.",
+# A long prompt is needed: attention splits its KV range only when it is long.
+LONG = (
+    "The town library keeps a record of every visitor, and each evening the librarian "
+    "writes one line about the day. "
+) * 12
+FOUR = tuple(
+    f"{LONG}Write about {topic}: who uses it, where, and why it matters."
+    for topic in ("a bridge", "an owl", "a train", "a violin")
 )
 
 

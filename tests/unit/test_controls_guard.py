@@ -137,11 +137,12 @@ def test_a_child_process_knows_its_parents_settings() -> None:
 
 def test_a_weaker_level_takes_back_what_it_does_not_ask_for() -> None:
     environ: dict[str, str] = {}
-    run(environ)
-    report = run(environ, level=Level.SEEDED)
-    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environ
-    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environ[MARKER]
-    assert "controls.VLLM_ENABLE_V1_MULTIPROCESSING" not in report.fields()
+    run(environ, platform=Platform.CUDA)
+    assert environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    report = run(environ, platform=Platform.CUDA, level=Level.SEEDED)
+    assert "VLLM_USE_FLASHINFER_SAMPLER" not in environ
+    assert "VLLM_USE_FLASHINFER_SAMPLER" not in environ[MARKER]
+    assert "controls.VLLM_USE_FLASHINFER_SAMPLER" not in report.fields()
 
 
 def test_taking_back_leaves_the_users_values() -> None:
