@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
-from jupyter_detllm.engines.base import Engine, EngineSpec, ShutdownReport, load_engine
-from jupyter_detllm.errors import ControlError, EngineError, EngineStartError, UsageError
+from jupyter_detllm.engines.base import Engine, EngineSpec, ShutdownReport
+from jupyter_detllm.errors import EngineError, EngineStartError, UsageError
 from jupyter_detllm.kernel.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,19 +65,13 @@ class EngineHolder:
         self.settings = settings
 
     def _apply(self, settings: Settings, engine: str) -> None:
-        from jupyter_detllm.controls.environ import Modifier
-        from jupyter_detllm.controls.guard import apply
+        from jupyter_detllm.verify.engine_start import Modifiers, apply_controls
 
-        asked = {
-            Modifier.LAUNCH_BLOCKING: settings.launch_blocking,
-            Modifier.NO_TF32: settings.no_tf32,
-            Modifier.TORCH_DETERMINISTIC: settings.torch_deterministic != "off",
-        }
-        self.controls = apply(
-            settings.level,
-            [modifier for modifier, wanted in asked.items() if wanted],
-            engine_started=self.engine is not None,
-            engine=engine,
+        modifiers = Modifiers(
+            settings.torch_deterministic, settings.launch_blocking, settings.no_tf32
+        )
+        self.controls = apply_controls(
+            settings.level, modifiers, engine=engine, engine_started=self.engine is not None
         )
 
     def use(
@@ -122,27 +116,17 @@ class EngineHolder:
     def _start(
         self, spec: EngineSpec, settings: Settings, progress: Callable[[str], None] | None
     ) -> None:
-        from jupyter_detllm.controls.seeding import seed_pending
-        from jupyter_detllm.controls.streams import preserved_streams
+        from jupyter_detllm.verify.engine_start import start_engine
 
         name = FAKE_MODEL if spec.model == FAKE_MODEL else "vllm"
         self._apply(settings, name)
-        seed_pending()
         try:
-            with preserved_streams():
-                engine = load_engine(name)(spec, progress=progress)
+            engine = start_engine(name, spec, progress=progress)
         except KeyboardInterrupt:
             raise EngineStartError(
                 "interrupted while the engine was starting; none is running",
                 fix=f"%detllm use {spec.model}",
             ) from None
-        if spec.level not in engine.capabilities.levels:
-            engine.shutdown()
-            raise ControlError(
-                f"the {name} engine does not offer the level {spec.level}",
-                expected=", ".join(engine.capabilities.levels),
-                fix=f"%detllm --level {engine.capabilities.levels[-1]}",
-            )
         self.engine, self.spec = engine, spec
         self._apply(settings, name)  # again, now that the engine tells what is in force
 
@@ -173,14 +157,9 @@ class EngineHolder:
 
     def fingerprint(self) -> Fingerprint:
         """Return the fingerprint of this process, with the engine's part if one runs."""
-        from jupyter_detllm.probes import collect_environment
+        from jupyter_detllm.verify.engine_start import environment_fingerprint
 
-        engine = self.engine
-        return collect_environment(
-            control_report=self.controls,
-            engine_fields=engine.fields() if engine is not None else None,
-            model_fields=engine.model().fields() if engine is not None else None,
-        )
+        return environment_fingerprint(self.controls, self.engine)
 
     @contextmanager
     def alone(self) -> Iterator[None]:

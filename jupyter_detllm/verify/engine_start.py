@@ -1,0 +1,156 @@
+"""An engine started as a session starts it: controls, seeds, engine, fingerprint.
+
+The kernel's session and every verification that starts an engine share this, so that
+what one records the other can reach again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.engines.base import Engine, EngineSpec, load_engine
+from jupyter_detllm.errors import ControlError
+
+if TYPE_CHECKING:
+    from jupyter_detllm.controls.report import ControlReport
+
+__all__ = [
+    "FAKE",
+    "VLLM",
+    "Modifiers",
+    "RunningEngine",
+    "apply_controls",
+    "environment_fingerprint",
+    "model_identity",
+    "start",
+    "start_engine",
+]
+
+FAKE = "fake"
+VLLM = "vllm"
+
+
+@dataclass(frozen=True, slots=True)
+class Modifiers:
+    """The debugging options of a session that change the process.
+
+    `torch_deterministic` is ``off``, ``warn`` or ``error``.
+    """
+
+    torch_deterministic: str = "off"
+    launch_blocking: bool = False
+    no_tf32: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunningEngine:
+    """An engine, and what became of the determinism controls."""
+
+    engine: Engine
+    controls: ControlReport
+
+    def fingerprint(self) -> Fingerprint:
+        """Return the fingerprint of this process, the engine's part included."""
+        return environment_fingerprint(self.controls, self.engine)
+
+
+def apply_controls(
+    level: Level, modifiers: Modifiers, *, engine: str, engine_started: bool
+) -> ControlReport:
+    """Set every control that is still in time, and report all.
+
+    Raises
+    ------
+    ControlError
+        For a level that is not available.
+    """
+    from jupyter_detllm.controls.environ import Modifier
+    from jupyter_detllm.controls.guard import apply
+
+    asked = {
+        Modifier.LAUNCH_BLOCKING: modifiers.launch_blocking,
+        Modifier.NO_TF32: modifiers.no_tf32,
+        Modifier.TORCH_DETERMINISTIC: modifiers.torch_deterministic != "off",
+    }
+    wanted = [modifier for modifier, yes in asked.items() if yes]
+    return apply(level, wanted, engine_started=engine_started, engine=engine)
+
+
+def start_engine(
+    name: str, spec: EngineSpec, *, progress: Callable[[str], None] | None = None
+) -> Engine:
+    """Start engine `name`; the user's random streams stay as they are.
+
+    Raises
+    ------
+    ControlError
+        When the engine does not offer the level.
+    EngineStartError
+        When it does not start.
+    """
+    from jupyter_detllm.controls.seeding import seed_pending
+    from jupyter_detllm.controls.streams import preserved_streams
+
+    seed_pending()
+    with preserved_streams():
+        engine = load_engine(name)(spec, progress=progress)
+    if spec.level not in engine.capabilities.levels:
+        engine.shutdown()
+        raise ControlError(
+            f"the {name} engine does not offer the level {spec.level}",
+            expected=", ".join(engine.capabilities.levels),
+            fix=f"%detllm --level {engine.capabilities.levels[-1]}",
+        )
+    return engine
+
+
+def start(
+    name: str,
+    spec: EngineSpec,
+    modifiers: Modifiers,
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> RunningEngine:
+    """Seed everything, set the controls and start an engine, in a process that has none."""
+    from jupyter_detllm.controls.seeding import seed_everything
+
+    apply_controls(spec.level, modifiers, engine=name, engine_started=False)
+    seed_everything(
+        spec.seed, deterministic=modifiers.torch_deterministic, no_tf32=modifiers.no_tf32
+    )
+    engine = start_engine(name, spec, progress=progress)
+    # Again, now that the engine tells what is in force.
+    return RunningEngine(
+        engine, apply_controls(spec.level, modifiers, engine=name, engine_started=True)
+    )
+
+
+def environment_fingerprint(controls: ControlReport | None, engine: Engine | None) -> Fingerprint:
+    """Return the fingerprint of this process, with the engine's part if one runs."""
+    from jupyter_detllm.probes import collect_environment
+
+    return collect_environment(
+        control_report=controls,
+        engine_fields=engine.fields() if engine is not None else None,
+        model_fields=engine.model().fields() if engine is not None else None,
+    )
+
+
+def model_identity(model: str) -> ModelIdentity:
+    """Return name and digests of a model that vLLM would load, before it is loaded.
+
+    Raises
+    ------
+    ModelError
+        For a model that cannot be found.
+    """
+    from jupyter_detllm.models import model_digests, resolve_model
+
+    found = resolve_model(model)
+    digests = model_digests(found.path_or_id, revision=found.revision)
+    return ModelIdentity(found.display, digests.weights, digests.tokenizer, digests.chat_template)
