@@ -12,16 +12,19 @@ import sys
 from pathlib import Path
 
 import jupyter_detllm as det
+from jupyter_detllm.models import model_digests
 
 PROMPT = "What is the capital of France? Answer in one sentence."
-# A long prompt is needed: attention splits its KV range only when it is long.
+# Long and short ones together, since which kernels depend on the batch, and from which
+# length on, differs from CPU to CPU.
 LONG = (
     "The town library keeps a record of every visitor, and each evening the librarian "
     "writes one line about the day. "
 ) * 12
-FOUR = tuple(
-    f"{LONG}Write about {topic}: who uses it, where, and why it matters."
-    for topic in ("a bridge", "an owl", "a train", "a violin")
+TOPICS = ("a bridge", "a river", "an owl", "a clock", "a train", "a garden", "a violin", "a map")
+EIGHT = tuple(
+    f"{LONG if index % 2 else ''}Write about {topic}: who uses it, where, and why it matters."
+    for index, topic in enumerate(TOPICS)
 )
 
 
@@ -32,13 +35,13 @@ def _stamp() -> dict[str, object]:
     return stamp.to_json()
 
 
-def _one(prompt: str = PROMPT) -> dict[str, object]:
-    det.generate(prompt, name="one", temperature=0.8, max_tokens=12)
+def _one(prompt: str = PROMPT, seed: int | None = None) -> dict[str, object]:
+    det.generate(prompt, name="one", temperature=0.8, max_tokens=12, seed=seed)
     return _stamp()
 
 
-def _with(model: str, seed: int = 42, level: str = "repeatable") -> dict[str, object]:
-    det.use(model, seed=seed, level=level)
+def _with(model: str, level: str = "repeatable") -> dict[str, object]:
+    det.use(model, seed=42, level=level)
     try:
         return _one()
     finally:
@@ -64,11 +67,11 @@ def _changed(demo: Path, scratch: Path, name: str) -> Path:
 
 
 def _batch_effect() -> dict[str, object]:
-    det.generate(list(FOUR), name="four", temperature=0, max_tokens=64)
+    det.generate(list(EIGHT), name="eight", temperature=0, max_tokens=64)
     together = _stamp()
     alone = []
-    for prompt in FOUR:
-        det.generate(prompt, name="four", temperature=0, max_tokens=64)
+    for prompt in EIGHT:
+        det.generate(prompt, name="eight", temperature=0, max_tokens=64)
         alone.append(_stamp())
     return {"together": together, "alone": alone}
 
@@ -76,15 +79,26 @@ def _batch_effect() -> dict[str, object]:
 def main(demo: Path, scratch: Path) -> dict[str, object]:
     """Return every stamp by the change it was made under."""
     det.use(str(demo), seed=42, level="repeatable")
-    out: dict[str, object] = {"base": _one(), "prompt": _one(f"{PROMPT} Please.")}
+    out: dict[str, object] = {
+        "base": _one(),
+        "prompt": _one(f"{PROMPT} Please."),
+        "seed": _one(seed=43),
+    }
     out.update(_batch_effect())
     out["again"] = _one()
     det.release()
-    out["seed"] = _with(str(demo), seed=43)
     out["level"] = _with(str(demo), level="seeded")
-    for name in ("weights", "tokenizer", "chat_template"):
-        out[name] = _with(str(_changed(demo, scratch, name)))
+    out["weights"] = _with(str(_changed(demo, scratch, "weights")))
+    for name in ("tokenizer", "chat_template"):
+        out[name] = _identity(_changed(demo, scratch, name))
     return out
+
+
+def _identity(folder: Path) -> dict[str, str]:
+    """Return the digests an engine reads of a folder; starting one more takes its time."""
+    digests = model_digests(folder)
+    parts = {name: getattr(digests, name) for name in ("weights", "tokenizer", "chat_template")}
+    return {name: str(digest) for name, digest in parts.items()}
 
 
 if __name__ == "__main__":
