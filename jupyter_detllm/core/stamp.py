@@ -22,8 +22,10 @@ __all__ = [
     "ModelIdentity",
     "Stamp",
     "content_digest",
+    "generation_json",
     "normalise_source",
     "reference_json",
+    "request_json",
     "source_digest",
 ]
 
@@ -179,14 +181,15 @@ def reference_json(stamp: Mapping[str, Json]) -> dict[str, Json]:
 
 def _call_json(call: Call, store_prompt: bool) -> dict[str, Json]:
     return {
-        "requests": [_request_json(request, store_prompt) for request in call.requests],
+        "requests": [request_json(request, store_prompt) for request in call.requests],
         "batch": [str(digest) for digest in call.batch],
-        "generations": [_generation_json(generation) for generation in call.generations],
+        "generations": [generation_json(generation) for generation in call.generations],
         "digest": str(call.digest),
     }
 
 
-def _request_json(request: GenerationRequest, store_prompt: bool) -> dict[str, Json]:
+def request_json(request: GenerationRequest, store_prompt: bool = True) -> dict[str, Json]:
+    """Return the stored form of a request."""
     out: dict[str, Json] = {"kind": request.kind.value}
     if store_prompt and request.prompt is not None:
         out.update(request.prompt.to_json())
@@ -202,7 +205,8 @@ def _request_json(request: GenerationRequest, store_prompt: bool) -> dict[str, J
     return out
 
 
-def _generation_json(generation: Generation) -> dict[str, Json]:
+def generation_json(generation: Generation) -> dict[str, Json]:
+    """Return the stored form of a generation."""
     out: dict[str, Json] = {
         "prompt": generation.prompt_index,
         "completion": generation.completion_index,

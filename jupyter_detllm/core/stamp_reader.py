@@ -25,7 +25,7 @@ from jupyter_detllm.core.seeds import prompt_digest
 from jupyter_detllm.core.stamp import STAMP_SCHEMA, Call, ModelIdentity, Stamp, content_digest
 from jupyter_detllm.errors import CanonicalError, StampError
 
-__all__ = ["read_stamp"]
+__all__ = ["read_generation", "read_request", "read_stamp"]
 
 _FAMILY = "detllm.stamp/"
 MAX_CALLS = 10_000
@@ -129,8 +129,8 @@ def _model(reader: Reader) -> ModelIdentity:
 
 
 def _call(reader: Reader) -> Call:
-    requests = tuple(_request(item) for item in reader.subs("requests"))
-    generations = tuple(_generation(item) for item in reader.subs("generations"))
+    requests = tuple(read_request(item) for item in reader.subs("requests"))
+    generations = tuple(read_generation(item) for item in reader.subs("generations"))
     call = Call(requests, generations)
     if reader.digest("digest") != call.digest:
         raise StampError(f"{reader.where} disagrees with its generation digest")
@@ -142,7 +142,8 @@ def _call(reader: Reader) -> Call:
     return call
 
 
-def _request(reader: Reader) -> GenerationRequest:
+def read_request(reader: Reader) -> GenerationRequest:
+    """Read the stored form of a request; raise `StampError` where it is malformed."""
     try:
         kind = PromptKind(reader.text("kind"))
     except ValueError:
@@ -193,7 +194,8 @@ def _sampling(reader: Reader) -> Sampling:
     )
 
 
-def _generation(reader: Reader) -> Generation:
+def read_generation(reader: Reader) -> Generation:
+    """Read the stored form of a generation; raise `StampError` where it is malformed."""
     tokens = reader.integers("token_ids")
     text = reader.text("text")
     offsets = reader.integers("offsets", high=len(text.encode("utf-8", "replace")))

@@ -10,9 +10,18 @@ from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
 from jupyter_detllm.core.fields import spec_of
 from jupyter_detllm.core.fieldspec import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, Fingerprint, diff_fingerprints
-from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.core.stamp import ModelIdentity, Stamp
 
-__all__ = ["RULES", "Facts", "Outcome", "Rule", "Verdict", "decide", "facts_of"]
+__all__ = [
+    "RULES",
+    "Facts",
+    "Outcome",
+    "Rule",
+    "Verdict",
+    "decide",
+    "facts_of",
+    "model_differences",
+]
 
 
 class Verdict(StrEnum):
@@ -222,17 +231,23 @@ def facts_of(
 
 
 def _incomparables(reference: Stamp, actual: Stamp) -> tuple[str, ...]:
+    out = model_differences(reference.model, actual.model)
+    if reference.level is not actual.level:
+        out = (*out, f"another level: {actual.level}, recorded was {reference.level}")
+    return out
+
+
+def model_differences(reference: ModelIdentity, actual: ModelIdentity) -> tuple[str, ...]:
+    """Return one line per digest of the model that differs from the recorded one."""
     out = []
-    theirs = actual.model.digests()
-    for part, digest in reference.model.digests().items():
+    theirs = actual.digests()
+    for part, digest in reference.digests().items():
         if digest != theirs[part]:
             label = part.replace("_", " ")
             out.append(
                 f"another model: the {label} digest is {_short(theirs[part])}, "
                 f"recorded was {_short(digest)}"
             )
-    if reference.level is not actual.level:
-        out.append(f"another level: {actual.level}, recorded was {reference.level}")
     return tuple(out)
 
 

@@ -21,7 +21,9 @@ __all__ = [
     "ProgressCallback",
     "RunStats",
     "SamplingOptions",
+    "Scorer",
     "ShutdownReport",
+    "TokenScore",
     "engine_names",
     "load_engine",
 ]
@@ -37,6 +39,7 @@ class Capabilities:
     beam_search: bool = False
     batch: bool = True
     levels: tuple[Level, ...] = (Level.SEEDED,)
+    score: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,34 @@ class Engine(Protocol):
 
     def shutdown(self) -> ShutdownReport:
         """Stop and free; a second call does nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """A recorded token as an engine scores it where it stands.
+
+    Logprobs are natural logarithms, of the model's own distribution: temperature,
+    penalties and filters are not applied. `best_id` is the most likely token there.
+    """
+
+    logprob: float
+    best_id: int
+    best_logprob: float
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """What an engine with ``capabilities.score`` offers besides."""
+
+    def score(self, request: GenerationRequest, generation: Generation) -> tuple[TokenScore, ...]:
+        """Score the tokens of `generation` after the prompt of `request`, in one prefill.
+
+        Raises
+        ------
+        RequestError
+            When prompt and tokens do not fit the engine.
+        """
         ...
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from jupyter_detllm.core.canonical import canonical_bytes, digest_of
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import (
+    Generation,
     GenerationRequest,
     Prompt,
     PromptKind,
@@ -25,6 +26,7 @@ from jupyter_detllm.engines.base import (
     RunStats,
     SamplingOptions,
     ShutdownReport,
+    TokenScore,
 )
 from jupyter_detllm.engines.fake_options import ENGINE_DEFAULTS, FakeOptions
 from jupyter_detllm.engines.fake_sequence import Drift, FakeSequence, resolve_sampling
@@ -89,7 +91,11 @@ class FakeEngine:
         self.spec = spec
         self._options = options = FakeOptions.read(spec.options)
         self.capabilities = Capabilities(
-            evidence=options.evidence, beam_search=True, batch=True, levels=tuple(Level)
+            evidence=options.evidence,
+            beam_search=True,
+            batch=True,
+            levels=tuple(Level),
+            score=options.evidence,
         )
         self._log_path = log_path
         self._alive = False
@@ -153,6 +159,18 @@ class FakeEngine:
         tokens = sum(len(sequence.ids) for _, _, sequence in asked)
         done = (sequence.generation(i, j, self._options.evidence) for i, j, sequence in asked)
         return GenerationResult(tuple(done), RunStats(time.perf_counter() - start, tokens))
+
+    def score(self, request: GenerationRequest, generation: Generation) -> tuple[TokenScore, ...]:
+        """Score recorded tokens one after the other."""
+        if not self._alive:
+            raise EngineError("the fake engine was shut down", fix="%detllm use fake")
+        limit = int(self._options.setting("max_model_len") or 0)
+        if request.prompt_length + len(generation.token_ids) > limit:
+            raise RequestError("the recorded tokens do not fit the engine")
+        if any(token >= self._tokenizer.size for token in generation.token_ids):
+            raise RequestError("a recorded token is none of this tokenizer")
+        sequence = self._sequence([request], 0, generation.completion_index)
+        return tuple(sequence.score(token) for token in generation.token_ids)
 
     def _run(
         self,

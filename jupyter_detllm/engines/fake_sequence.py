@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 
 from jupyter_detllm.core.evidence import TokenEvidence
 from jupyter_detllm.core.generation import Generation, Sampling
-from jupyter_detllm.engines.base import SamplingOptions
+from jupyter_detllm.engines.base import SamplingOptions, TokenScore
 from jupyter_detllm.engines.fake_text import EOS, Tokenizer, Unit, sentence_slots
 from jupyter_detllm.errors import RequestError
 
@@ -119,10 +119,30 @@ class FakeSequence:
 
     def step(self) -> None:
         """Generate one token; sets `reason` when it was the last."""
+        self._take(self._next())
+
+    def score(self, token: int) -> TokenScore:
+        """Take `token` whatever would be generated, and return how likely it was."""
+        chosen = self._next()
+        own, rival, rival_id = self._rows[-1]
+        best = (chosen, own) if own >= rival else (rival_id, rival)
+        # A token that is neither of the two is less likely than both.
+        value = {chosen: own, rival_id: rival}.get(token, min(own, rival) - 2 * _UNIT)
+        if token != chosen:
+            self._forced.clear()
+        self._take(token)
+        shift = self._shift()
+        return TokenScore((value - shift) / _UNIT, best[0], (best[1] - shift) / _UNIT)
+
+    def _next(self) -> int:
+        """Return the token that comes next, its logprobs noted."""
         random = hashlib.sha256(self._state + len(self.ids).to_bytes(4, "big")).digest()
         token = self._forced.popleft() if self._forced else self._choose(random)
         if len(self._rows) < len(self.ids) + 1:
             self._rows.append((-1 - random[0] % 8, -6 * _UNIT - random[1], (token + 1) % 256))
+        return token
+
+    def _take(self, token: int) -> None:
         self._state = hashlib.sha256(self._state + token.to_bytes(4, "big")).digest()
         self.ids.append(token)
         self._raw += self._tokenizer.token_bytes(token)
@@ -211,10 +231,14 @@ class FakeSequence:
             self._evidence() if evidence else None,
         )
 
+    def _shift(self) -> int:
+        """Return by how much drift moves every logprob, in 1/4096 nats."""
+        if not self._drift.key:
+            return 0
+        return 1 + hashlib.sha256(self._drift.key.encode()).digest()[0] % 63
+
     def _evidence(self) -> TokenEvidence:
-        shift = 0
-        if self._drift.key:
-            shift = 1 + hashlib.sha256(self._drift.key.encode()).digest()[0] % 63
+        shift = self._shift()
         chosen, runner_up, ids = zip(*self._rows, strict=True)
         return TokenEvidence(
             len(self.ids),

@@ -11,7 +11,12 @@ from typing import Any
 
 from jupyter_detllm.controls.streams import preserved_streams
 from jupyter_detllm.core.fingerprint import FieldValue
-from jupyter_detllm.core.generation import GenerationRequest, Prompt, ResolvedPrompt
+from jupyter_detllm.core.generation import (
+    Generation,
+    GenerationRequest,
+    Prompt,
+    ResolvedPrompt,
+)
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines._vllm_generate import Run, check_requests
@@ -21,6 +26,7 @@ from jupyter_detllm.engines._vllm_process import resident_mib, return_memory
 from jupyter_detllm.engines._vllm_prompts import prompt_tokens
 from jupyter_detllm.engines._vllm_run import recover
 from jupyter_detllm.engines._vllm_sampling import eos_ids, fit_length, resolve_sampling
+from jupyter_detllm.engines._vllm_score import check_scoring, score_tokens
 from jupyter_detllm.engines._vllm_start import forget_distributed, start_llm
 from jupyter_detllm.engines._vllm_tokens import Detokenizer
 from jupyter_detllm.engines.base import (
@@ -32,6 +38,7 @@ from jupyter_detllm.engines.base import (
     RunStats,
     SamplingOptions,
     ShutdownReport,
+    TokenScore,
 )
 from jupyter_detllm.errors import DetLLMError, EngineError, UsageError
 from jupyter_detllm.models import model_digests, resolve_model
@@ -69,7 +76,11 @@ class VLLMOfflineEngine:
 
     name = "vllm"
     capabilities = Capabilities(
-        evidence=True, beam_search=True, batch=True, levels=(Level.SEEDED, Level.REPEATABLE)
+        evidence=True,
+        beam_search=True,
+        batch=True,
+        levels=(Level.SEEDED, Level.REPEATABLE),
+        score=True,
     )
 
     def __init__(
@@ -157,18 +168,8 @@ class VLLMOfflineEngine:
         with self._at_work() as (interrupt, capture):
             shown = None if progress is None else partial(_let_through, capture, progress)
             run = Run(self._llm, self._detokenizer, interrupt, shown)
-            try:
+            with self._kept_whole(interrupt, "generation"):
                 generations = tuple(run(requests))
-            except BaseException as error:
-                self._broken = recover(self._llm)
-                # An engine in its own process dies of the interrupt that is held here.
-                interrupt.check()
-                if isinstance(error, DetLLMError) or not isinstance(error, Exception):
-                    raise
-                line = cause_line(error, self.log_path)
-                raise EngineError(
-                    f"the generation failed: {line}", fix=f"read vLLM's log, {self.log_path}"
-                ) from None
         stats = RunStats(
             seconds=time.perf_counter() - start,
             tokens=sum(len(generation.token_ids) for generation in generations),
@@ -176,6 +177,41 @@ class VLLMOfflineEngine:
             preemptions=run.preemptions,
         )
         return GenerationResult(generations, stats)
+
+    def score(self, request: GenerationRequest, generation: Generation) -> tuple[TokenScore, ...]:
+        """Score recorded tokens where they stand: one prefill, nothing is sampled.
+
+        Raises
+        ------
+        RequestError
+            When they do not fit, with the one token that vLLM adds.
+        EngineError
+            When vLLM fails.
+        """
+        self._check_usable()
+        check_scoring(request, generation, self._vocabulary, self._max_model_len)
+        with (
+            self._at_work() as (interrupt, _),
+            self._kept_whole(interrupt, "scoring"),
+            interrupt.impatient(),
+        ):
+            return score_tokens(self._llm, request.token_ids, generation.token_ids)
+
+    @contextlib.contextmanager
+    def _kept_whole(self, interrupt: DeferredInterrupt, what: str) -> Iterator[None]:
+        """After any exception leave no request behind; give vLLM's own one clear line."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = recover(self._llm)
+            # An engine in its own process dies of the interrupt that is held here.
+            interrupt.check()
+            if isinstance(error, DetLLMError) or not isinstance(error, Exception):
+                raise
+            line = cause_line(error, self.log_path)
+            raise EngineError(
+                f"the {what} failed: {line}", fix=f"read vLLM's log, {self.log_path}"
+            ) from None
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[tuple[DeferredInterrupt, OutputCapture]]:
