@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jupyter_detllm.core.redact import redact_text
+from jupyter_detllm.engines._vllm_handlers import lead, stream_handlers
 from jupyter_detllm.errors import EngineStartError
 
-__all__ = ["OutputCapture", "StageHandler", "cause_line", "log_folder", "open_log", "rebind_logger"]
+__all__ = ["OutputCapture", "StageHandler", "cause_line", "log_folder", "open_log"]
 
 KEPT_LOGS = 20
 _NUMBERS = itertools.count(1)
@@ -151,6 +152,7 @@ class OutputCapture:
         self._log = log
         self._saved: dict[int, int] = {}
         self._routers: dict[str, _Router] = {}
+        self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
 
     def __enter__(self) -> OutputCapture:
         """Begin."""
@@ -179,6 +181,7 @@ class OutputCapture:
                     original.flush()
             self._routers[name] = _Router(original, self._log)
             setattr(sys, name, self._routers[name])
+        self._handlers = lead(stream_handlers(), self._log)
         _flush_c_streams()
         for descriptor in (1, 2):
             # A descriptor that the user has closed stays closed.
@@ -193,6 +196,9 @@ class OutputCapture:
             os.dup2(saved, descriptor)
             os.close(saved)
         self._saved.clear()
+        for handler, stream in self._handlers:
+            handler.setStream(stream)
+        self._handlers = []
         for name, router in self._routers.items():
             router.release()
             if getattr(sys, name) is router:
@@ -202,23 +208,6 @@ class OutputCapture:
     def __repr__(self) -> str:
         """Return a short form without the path."""
         return f"OutputCapture(active={bool(self._routers)})"
-
-
-def rebind_logger(log: TextIO) -> None:
-    """Make every stream handler of vLLM's loggers write to `log`."""
-    for logger in _vllm_loggers():
-        for handler in logger.handlers:
-            if isinstance(handler, logging.StreamHandler):
-                handler.setStream(log)
-
-
-def _vllm_loggers() -> list[logging.Logger]:
-    known = logging.Logger.manager.loggerDict
-    return [
-        logger
-        for name, logger in known.items()
-        if (name == "vllm" or name.startswith("vllm.")) and isinstance(logger, logging.Logger)
-    ]
 
 
 class StageHandler(logging.Handler):

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jupyter_detllm.controls.streams import preserved_streams
+from jupyter_detllm.engines._vllm_handlers import rebind_logger
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
 from jupyter_detllm.engines._vllm_logs import (
     OutputCapture,
     StageHandler,
     cause_line,
-    rebind_logger,
 )
 from jupyter_detllm.engines._vllm_options import engine_arguments, option_names, read_config
 from jupyter_detllm.engines._vllm_process import TorchState, process_kept

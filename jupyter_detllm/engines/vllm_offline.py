@@ -130,12 +130,13 @@ class VLLMOfflineEngine:
             For what cannot be run as asked.
         """
         self._check_usable()
-        ids = prompt_tokens(
-            prompt,
-            self._tokenizer,
-            vocabulary=self._vocabulary,
-            chat_template=getattr(self._llm, "chat_template", None),
-        )
+        with OutputCapture(self._log):  # tokenizers warn, and a cell is no place for it
+            ids = prompt_tokens(
+                prompt,
+                self._tokenizer,
+                vocabulary=self._vocabulary,
+                chat_template=getattr(self._llm, "chat_template", None),
+            )
         sampling = resolve_sampling(
             options,
             self._defaults,

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from jupyter_detllm.engines import _vllm_logs
+from jupyter_detllm.engines._vllm_handlers import rebind_logger
 from jupyter_detllm.engines._vllm_logs import (
     OutputCapture,
     StageHandler,
     cause_line,
     open_log,
-    rebind_logger,
 )
 from jupyter_detllm.errors import EngineStartError
 
@@ -200,3 +200,20 @@ def test_a_validation_error_is_its_first_message() -> None:
 
 def test_an_error_without_words_is_its_class() -> None:
     assert cause_line(AssertionError(), Path("/nowhere")) == "AssertionError"
+
+
+def test_a_library_that_kept_the_cells_stream_is_led_to_the_log(tmp_path: Path) -> None:
+    cell = io.StringIO()
+    handler = logging.StreamHandler(cell)
+    logger = logging.getLogger("transformers.kept")
+    logger.addHandler(handler)
+    try:
+        with (tmp_path / "log").open("w+", encoding="utf-8") as log:
+            with OutputCapture(log):
+                logger.warning("a tokenizer's advice")
+            logger.warning("the user's own")
+            log.seek(0)
+            assert "a tokenizer's advice" in log.read()
+    finally:
+        logger.removeHandler(handler)
+    assert cell.getvalue() == "the user's own\n"
