@@ -43,6 +43,10 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("check", "compare outputs with their references; nothing is executed"),
     Command("rerun", "execute a copy in a fresh kernel, then check it"),
+    Command("replay", "send recorded requests to an engine again; no notebook code is run"),
+    Command("rescore", "score recorded tokens with an engine of this machine (advisory)"),
+    Command("compare", "compare two notebooks, two fingerprints, or one of each"),
+    Command("bisect", "name the setting that makes one cell differ from its reference"),
     Command("stamp", "make the stamps of outputs the references of their cells"),
     Command("strip", "remove stamps and references"),
     Command("show", "list the stamped cells of a notebook"),

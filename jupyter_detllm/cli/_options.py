@@ -10,9 +10,23 @@ from typing import Any, NoReturn
 
 from jupyter_detllm.errors import UsageError
 
-__all__ = ["PROG", "Parser", "add_json", "add_notebooks", "add_verifying", "nearest"]
+__all__ = [
+    "FILE_FORMATS",
+    "PROG",
+    "Parser",
+    "add_json",
+    "add_notebooks",
+    "add_verifying",
+    "nearest",
+]
 
 PROG = "jupyter detllm"
+
+FILE_FORMATS: dict[str, str] = {
+    "html": "also write the report to FILE, as one HTML page without scripts",
+    "junit": "also write the report to FILE, as JUnit XML",
+}
+"""Report formats that are written to a file, each an option, with its help."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -61,4 +75,6 @@ def add_verifying(parser: argparse.ArgumentParser) -> None:
         help="what may pass without verification, comma-separated: recorded, stale, unstamped, "
         "not_comparable, skipped, relaxed",
     )
+    for form, text in FILE_FORMATS.items():
+        parser.add_argument(f"--{form}", metavar="FILE", help=text)
     add_json(parser)

@@ -1,19 +1,71 @@
-"""What verifying subcommands do alike: read a policy, print a report."""
+"""What verifying subcommands do alike: read a policy, print and write a report."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
+from pathlib import Path
 
+from jupyter_detllm.cli._options import FILE_FORMATS
 from jupyter_detllm.cli._output import use_color, write
 from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.report import Report
 
-__all__ = ["policy_of", "print_report"]
+__all__ = ["check_outputs", "deliver", "policy_of", "print_report"]
 
 
 def policy_of(args: argparse.Namespace) -> Policy | None:
     """Return the policy of the command line, or None where it says none."""
     return None if args.policy is None else Policy.parse(args.policy)
+
+
+def _outputs(args: argparse.Namespace) -> dict[str, str]:
+    """Return the report files that were asked for, by format."""
+    found = {form: getattr(args, form, None) for form in FILE_FORMATS}
+    return {form: path for form, path in found.items() if path is not None}
+
+
+def check_outputs(args: argparse.Namespace, inputs: Iterable[str]) -> None:
+    """Refuse report files that cannot be written, before any work is done.
+
+    Raises
+    ------
+    UsageError
+        When a folder is missing, or a report would replace an input or another report.
+    NotebookError
+        When a file may not be written.
+    """
+    outputs = _outputs(args)
+    if not outputs:
+        return
+    from jupyter_detllm.verify.atomic import check_writable
+
+    taken = {Path(path).resolve(): "an input" for path in inputs}
+    for form, path in outputs.items():
+        target = Path(path).resolve()
+        if target in taken:
+            raise UsageError(f"--{form} {path} is {taken[target]}", expected="a file of its own")
+        if not target.parent.is_dir():
+            raise UsageError(f"there is no folder {target.parent}", fix=f"mkdir {target.parent}")
+        if target.is_dir():
+            raise UsageError(f"--{form} {path} is a folder", expected="a file")
+        check_writable(target)
+        taken[target] = "another report"
+
+
+def deliver(report: Report, args: argparse.Namespace) -> int:
+    """Write the report files that were asked for, print the report, return the exit code."""
+    outputs = _outputs(args)
+    if outputs:
+        from jupyter_detllm.render import render_report
+        from jupyter_detllm.verify.atomic import replace_file
+
+        for form, path in outputs.items():
+            data = render_report(report, form).encode("utf-8", "backslashreplace")
+            replace_file(Path(path).resolve(), data, lambda: True)
+    print_report(report, as_json=args.json)
+    return report.exit_code
 
 
 def print_report(report: Report, *, as_json: bool) -> None:

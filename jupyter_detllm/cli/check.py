@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from jupyter_detllm.cli._options import add_notebooks, add_verifying
-from jupyter_detllm.cli._verifying import policy_of, print_report
+from jupyter_detllm.cli._verifying import check_outputs, deliver, policy_of
 from jupyter_detllm.verify.report import parse_accept
 from jupyter_detllm.verify.service import check_paths
 
@@ -23,6 +23,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the files, print the report and return its exit code."""
-    report = check_paths(args.notebooks, policy_of(args), parse_accept(args.accept))
-    print_report(report, as_json=args.json)
-    return report.exit_code
+    policy, accept = policy_of(args), parse_accept(args.accept)
+    check_outputs(args, args.notebooks)
+    return deliver(check_paths(args.notebooks, policy, accept), args)

@@ -7,7 +7,7 @@ import signal
 
 from jupyter_detllm.cli._options import add_notebooks, add_verifying
 from jupyter_detllm.cli._output import notice
-from jupyter_detllm.cli._verifying import policy_of, print_report
+from jupyter_detllm.cli._verifying import check_outputs, deliver, policy_of
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.report import parse_accept
 
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         if not getattr(args, name) >= 1:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} is {getattr(args, name):g}", expected="1 second or more")
+    check_outputs(args, args.notebooks)
     # Being terminated is being interrupted: no kernel, no temporary folder stays behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     from jupyter_detllm.verify.execution import ExecutionOptions
@@ -64,5 +65,4 @@ def run(args: argparse.Namespace) -> int:
         save=args.save,
         say=(lambda line: None) if args.quiet else notice,
     )
-    print_report(report, as_json=args.json)
-    return report.exit_code
+    return deliver(report, args)

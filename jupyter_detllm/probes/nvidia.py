@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-__all__ = ["Gpu", "clocks", "driver_version", "nvml", "topology", "visible_gpus"]
+__all__ = ["Gpu", "clocks", "driver_version", "gpu_ids", "nvml", "topology", "visible_gpus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +91,31 @@ def visible_gpus() -> tuple[Gpu, ...]:
     return _gpus[key]
 
 
+def gpu_ids() -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs this process may use, none without a driver."""
+    lib = nvml()
+    if lib is None:
+        return ()
+    found = (_ask(lib, lib.nvmlDeviceGetUUID, gpu.handle) for gpu in visible_gpus())
+    return tuple(str(uuid) for uuid in found if uuid is not None)
+
+
+# Consumer names differ: there the memory size can tell two chips apart.
+_MEMORY_IN_NAME = re.compile(r"[ -]\d+ ?GB\b")
+
+
+def _chip(name: str) -> str:
+    """Return the name without the memory size, which is a field of its own."""
+    if "GeForce" in name:
+        return name
+    return _MEMORY_IN_NAME.sub("", name).replace("-", " ").replace("PCIE", "PCIe")
+
+
 def _describe(lib: Any, handle: Any) -> Gpu:
     capability = _ask(lib, lib.nvmlDeviceGetCudaComputeCapability, handle)
     memory = _ask(lib, lib.nvmlDeviceGetMemoryInfo, handle)
     return Gpu(
-        name=str(_ask(lib, lib.nvmlDeviceGetName, handle) or "unknown"),
+        name=_chip(str(_ask(lib, lib.nvmlDeviceGetName, handle) or "unknown")),
         capability=".".join(map(str, capability)) if capability else "unknown",
         memory=int(memory.total) // 2**20 if memory else 0,
         handle=handle,

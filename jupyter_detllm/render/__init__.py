@@ -1,4 +1,4 @@
-"""Reports as text and JSON. Pure: a report in, a string out.
+"""Reports as text, JSON, HTML and JUnit XML. Pure: a report in, a string out.
 
 A format is a module with ``render(report) -> str`` and a row here.
 """
@@ -19,6 +19,8 @@ __all__ = ["FORMATS", "render_report"]
 FORMATS: dict[str, str] = {
     "text": "jupyter_detllm.render.text",
     "json": "jupyter_detllm.render.json",
+    "html": "jupyter_detllm.render.html",
+    "junit": "jupyter_detllm.render.junit",
 }
 """Format name to the module that renders it, imported on use."""
 

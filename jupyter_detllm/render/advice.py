@@ -8,7 +8,7 @@ from jupyter_detllm.core.evidence import MarginClass
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.render.visible import visible
-from jupyter_detllm.verify.report import CellReport
+from jupyter_detllm.verify.report import CellReport, Mode
 
 __all__ = ["advice", "command"]
 
@@ -18,8 +18,10 @@ def command(verb: str, path: str) -> str:
     return f"`jupyter detllm {verb} {visible(shlex.quote(path))}`"
 
 
-def advice(cell: CellReport, path: str) -> str | None:
+def advice(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> str | None:
     """Return what to do next, or None where nothing is to be done."""
+    if mode is Mode.COMPARE:
+        return _between(cell)
     if cell.verdict is Verdict.DRIFT:
         return _about_drift(cell, path)
     if cell.verdict is Verdict.DIVERGED:
@@ -42,6 +44,23 @@ def _promote(path: str) -> str:
 def _about_drift(cell: CellReport, path: str) -> str:
     align = next((d.align for d in cell.outcome.facts.fields if d.align), None)
     return f"{visible(align)}; or {_promote(path)}" if align else _promote(path)
+
+
+def _between(cell: CellReport) -> str | None:
+    """Return what to do about two sides of a comparison."""
+    if cell.verdict is Verdict.DRIFT:
+        align = next((d.align for d in cell.outcome.facts.fields if d.align), None)
+        return f"{visible(align)}, then compare again" if align else None
+    if cell.verdict is Verdict.DIVERGED:
+        return _about_divergence(cell)
+    if cell.verdict is Verdict.TOKENS_MATCH:
+        return None if cell.accepted else "accept it with --policy tokens"
+    if cell.verdict is Verdict.STALE:
+        return "compare cells that ask the same: prompt, parameters or seed differ"
+    one_sided = cell.view.reference is None or cell.view.actual is None
+    if cell.verdict is Verdict.NOT_COMPARABLE and not one_sided:
+        return "use the same model and level on both sides"
+    return None
 
 
 def _about_divergence(cell: CellReport) -> str:

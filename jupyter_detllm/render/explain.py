@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from jupyter_detllm.core.compare import Comparison, Divergence, EvidenceState, PairComparison
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
 from jupyter_detllm.core.generation import Generation, GenerationRequest
-from jupyter_detllm.core.verdict import Verdict
+from jupyter_detllm.core.history import Since, since
+from jupyter_detllm.core.verdict import Verdict, facts_of
 from jupyter_detllm.render.advice import advice
 from jupyter_detllm.render.visible import clip, clip_left, quoted, token_text, visible
-from jupyter_detllm.verify.report import CellReport, Standing
+from jupyter_detllm.verify.report import CellReport, Mode, Standing
 
-__all__ = ["MAX_LINES", "Line", "explain"]
+__all__ = ["MAX_LINES", "Line", "explain", "field_value", "side_labels"]
 
 MAX_LINES = 15
 _COLUMNS = 64
@@ -28,15 +29,22 @@ class Line:
     text: str
 
 
-def explain(cell: CellReport, path: str) -> tuple[Line, ...]:
+def side_labels(mode: Mode) -> tuple[str, str]:
+    """Return what the reference side and the actual side are called in `mode`."""
+    return ("A", "B") if mode is Mode.COMPARE else ("recorded", "now")
+
+
+def explain(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> tuple[Line, ...]:
     """Return the lines about a cell: the heading first, 15 at most."""
     lines = [Line("", _heading(cell))]
+    history = _since(cell)
     if cell.verdict in (Verdict.DRIFT, Verdict.DIVERGED):
-        lines += _difference(cell)
+        lines += _difference(cell, side_labels(mode), _FIELDS - len(history))
     elif cell.verdict is not Verdict.MATCH:
         lines += [Line("why", clip(visible(r), 3 * _COLUMNS)) for r in cell.outcome.reasons[:6]]
         lines += _incidental(cell)
-    hint = advice(cell, path)
+    lines += history
+    hint = advice(cell, path, mode)
     if hint is not None:
         lines.append(Line("next", hint))
     if len(lines) > MAX_LINES:
@@ -65,8 +73,36 @@ def _incidental(cell: CellReport) -> list[Line]:
     return [Line("differs", clip(f"{names}{more}", _COLUMNS + 20))]
 
 
-def _difference(cell: CellReport) -> list[Line]:
-    lines = _cause(cell.outcome.facts.fields)
+def _since(cell: CellReport) -> list[Line]:
+    """Say since when the cell differs, where a previous reference is kept."""
+    if cell.verdict in (Verdict.MATCH, Verdict.TOKENS_MATCH, Verdict.ERROR):
+        return []
+    found = since(cell.view)
+    if found is None:
+        return []
+    if found is Since.UPDATE:
+        text = f"the last update: equal to the reference before it{_update(cell)}"
+    elif found is Since.LATER:
+        text = "after the last update: the reference before it is equal to the present one"
+    else:
+        text = "not known: the reference before the last update differs as well"
+    return [Line("since", text)]
+
+
+def _update(cell: CellReport) -> str:
+    """Name the first field that the last update changed."""
+    previous, reference = cell.view.previous, cell.view.reference
+    fields = facts_of(previous, reference).fields if previous and reference else ()
+    if not fields:
+        return ""
+    first = fields[0]
+    sides = f"{field_value(first.left)} -> {field_value(first.right)}"
+    more = f" and {len(fields) - 1} more" if len(fields) > 1 else ""
+    return f" (it changed {clip(visible(first.name), 40)}: {sides}{more})"
+
+
+def _difference(cell: CellReport, labels: tuple[str, str], shown: int) -> list[Line]:
+    lines = _cause(cell.outcome.facts.fields, shown)
     comparison = cell.outcome.facts.comparison
     if comparison is None or comparison.first is None:
         return lines
@@ -76,33 +112,34 @@ def _difference(cell: CellReport) -> list[Line]:
     if prompt is not None:
         lines.append(Line("prompt", prompt))
     if pair.divergence is None:
-        lines.append(Line("recorded", f"finished with {visible(pair.reference.finish_reason)}"))
-        lines.append(Line("now", f"finished with {visible(pair.actual.finish_reason)}"))
+        lines.append(Line(labels[0], f"finished with {visible(pair.reference.finish_reason)}"))
+        lines.append(Line(labels[1], f"finished with {visible(pair.actual.finish_reason)}"))
         return lines
     at = pair.divergence.position
     lines.append(Line("context", _context(pair.reference, at)))
-    lines.append(Line("recorded", _side(pair.reference, at)))
-    lines.append(Line("now", _side(pair.actual, at)))
+    lines.append(Line(labels[0], _side(pair.reference, at)))
+    lines.append(Line(labels[1], _side(pair.actual, at)))
     lines += _margin(pair, pair.divergence)
     return lines
 
 
-def _cause(fields: tuple[FieldDiff, ...]) -> list[Line]:
+def _cause(fields: tuple[FieldDiff, ...], shown: int) -> list[Line]:
     if not fields:
         return [Line("cause", "none differ: every numerics field is equal")]
     lines = []
-    for index, diff in enumerate(fields[:_FIELDS]):
+    for index, diff in enumerate(fields[:shown]):
         label = "" if index else "cause"
-        sides = f"{_value(diff.left)} -> {_value(diff.right)}"
+        sides = f"{field_value(diff.left)} -> {field_value(diff.right)}"
         lines.append(Line(label, f"{clip(visible(diff.name), 40)}: {sides}"))
         if index == 0:
             lines.append(Line("", clip(visible(diff.why), 110)))
-    if len(fields) > _FIELDS:
-        lines.append(Line("", f"and {len(fields) - _FIELDS} more (--json lists them)"))
+    if len(fields) > shown:
+        lines.append(Line("", f"and {len(fields) - shown} more (--json lists them)"))
     return lines
 
 
-def _value(value: FieldValue) -> str:
+def field_value(value: FieldValue) -> str:
+    """Return the value of a fingerprint field for people, 40 columns at most."""
     return "(absent)" if value is None else clip(visible(str(value)), 40)
 
 

@@ -10,8 +10,15 @@ import json
 from jupyter_detllm.core.canonical import Json, encode_float
 from jupyter_detllm.core.compare import Comparison, Divergence, PairComparison
 from jupyter_detllm.core.fingerprint import FieldDiff
+from jupyter_detllm.core.history import since
 from jupyter_detllm.render.explain import explain
-from jupyter_detllm.verify.report import CellReport, NotebookReport, Report
+from jupyter_detllm.verify.report import (
+    CellReport,
+    EnvironmentReport,
+    Mode,
+    NotebookReport,
+    Report,
+)
 
 __all__ = ["REPORT_SCHEMA", "render", "report_json"]
 
@@ -32,23 +39,41 @@ def report_json(report: Report) -> dict[str, Json]:
         "accept": [*sorted(standing.value for standing in report.accept)],
         "verdicts": {verdict.value: count for verdict, count in report.verdicts.items()},
         "standings": {standing.value: count for standing, count in report.standings.items()},
-        "notebooks": [_notebook(notebook) for notebook in report.notebooks],
+        "notebooks": [_notebook(notebook, report.mode) for notebook in report.notebooks],
     }
 
 
-def _notebook(notebook: NotebookReport) -> dict[str, Json]:
-    return {
+def _notebook(notebook: NotebookReport, mode: Mode) -> dict[str, Json]:
+    out: dict[str, Json] = {
         "path": notebook.path,
         "problems": list(notebook.problems),
-        "cells": [_cell(cell, notebook.path) for cell in notebook.cells],
+        "cells": [_cell(cell, notebook.path, mode) for cell in notebook.cells],
+    }
+    if mode is Mode.COMPARE:
+        out["against"] = notebook.against
+        out["notes"] = list(notebook.notes)
+        out["environment"] = [_environment(found) for found in notebook.environment]
+    return out
+
+
+def _environment(found: EnvironmentReport) -> dict[str, Json]:
+    return {
+        "left": found.left,
+        "right": found.right,
+        "fields": [_field(diff) for diff in found.fields],
+        "missing": list(found.missing),
+        "cells": list(found.cells),
+        "decides": found.decides,
     }
 
 
-def _cell(cell: CellReport, path: str) -> dict[str, Json]:
+def _cell(cell: CellReport, path: str, mode: Mode) -> dict[str, Json]:
     facts = cell.outcome.facts
     lines: list[Json] = [
-        f"{line.label}: {line.text}" if line.label else line.text for line in explain(cell, path)
+        f"{line.label}: {line.text}" if line.label else line.text
+        for line in explain(cell, path, mode)
     ]
+    differs_since = since(cell.view)
     return {
         "cell": cell.view.number,
         "id": cell.view.cell_id,
@@ -63,6 +88,7 @@ def _cell(cell: CellReport, path: str) -> dict[str, Json]:
         "standing": cell.standing.value,
         "fields": [_field(diff) for diff in facts.fields],
         "comparison": None if facts.comparison is None else _comparison(facts.comparison),
+        "since": None if differs_since is None else differs_since.value,
         "explanation": lines,
     }
 

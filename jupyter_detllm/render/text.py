@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.render.advice import command
+from jupyter_detllm.render.environment import environment_lines
 from jupyter_detllm.render.explain import explain
 from jupyter_detllm.render.visible import visible
 from jupyter_detllm.verify.report import (
@@ -18,7 +19,7 @@ from jupyter_detllm.verify.report import (
     Standing,
 )
 
-__all__ = ["render"]
+__all__ = ["conclusion", "render"]
 
 _FOLD = 20
 _LABEL = 9
@@ -46,9 +47,11 @@ def render(report: Report, *, color: bool = False) -> str:
 
 
 def _notebook(notebook: NotebookReport, mode: Mode, paint: _Paint) -> list[str]:
-    lines = [paint(visible(notebook.path), "bold")]
+    lines = [paint(line, "bold") for line in _title(notebook)]
+    lines += [f"  {paint(visible(note), 'dim')}" for note in notebook.notes]
     lines += [f"  {paint('error', 'red')}: {visible(problem)}" for problem in notebook.problems]
-    if not notebook.cells and not notebook.problems:
+    lines += [f"  {line}" for line in environment_lines(notebook)]
+    if not (notebook.cells or notebook.problems or notebook.environment or notebook.against):
         how = "run its %%detgen cells" if mode is Mode.CHECK else "add %%detgen cells"
         stamp = command("stamp", notebook.path)
         lines.append(f"  nothing to verify: no stamped cell ({how}, then {stamp})")
@@ -57,16 +60,22 @@ def _notebook(notebook: NotebookReport, mode: Mode, paint: _Paint) -> list[str]:
         lines.append(f"  {len(equal)} cells: {paint(Verdict.MATCH.value, 'green')}")
     for cell in notebook.cells:
         if len(equal) <= _FOLD or not _equal(cell):
-            lines += _cell(cell, notebook.path, paint)
+            lines += _cell(cell, notebook.path, mode, paint)
     return lines
+
+
+def _title(notebook: NotebookReport) -> list[str]:
+    if not notebook.against:
+        return [visible(notebook.path)]
+    return [f"A: {visible(notebook.path)}", f"B: {visible(notebook.against)}"]
 
 
 def _equal(cell: CellReport) -> bool:
     return cell.verdict is Verdict.MATCH and cell.standing is Standing.ACCEPTED
 
 
-def _cell(cell: CellReport, path: str, paint: _Paint) -> list[str]:
-    heading, *rest = explain(cell, path)
+def _cell(cell: CellReport, path: str, mode: Mode, paint: _Paint) -> list[str]:
+    heading, *rest = explain(cell, path, mode)
     label, _, verdict = heading.text.rpartition(f": {cell.verdict}")
     word = paint(cell.verdict.value, _colour(cell.standing))
     lines = [f"  {label}: {word}{verdict}"]
@@ -86,29 +95,43 @@ def _summary(report: Report, paint: _Paint) -> list[str]:
     skipped = report.standings.get(Standing.SKIPPED, 0)
     if skipped:
         counts.append(f"{skipped} skipped")
-    books, cells = len(report.notebooks), len(report.cells)
-    head = f"{_plural(books, 'notebook')}, {_plural(cells, 'stamped cell')}"
+    head = f"{_subject(report)}, {_plural(len(report.cells), 'stamped cell')}"
     return [f"{head}: {', '.join(counts)}" if counts else head, _conclusion(report, paint)]
 
 
+def _subject(report: Report) -> str:
+    compared = report.mode is Mode.COMPARE
+    return "2 files" if compared else _plural(len(report.notebooks), "notebook")
+
+
 def _conclusion(report: Report, paint: _Paint) -> str:
+    state, text = conclusion(report)
+    colour = {"verified": "green", "failed": "red", "error": "red"}.get(state, "yellow")
+    return f"{paint(state, colour)}{text}"
+
+
+def conclusion(report: Report) -> tuple[str, str]:
+    """Return the state of a report, and the rest of the sentence about it."""
     code = report.exit_code
     standings = report.standings
-    open_ = {s: n for s, n in standings.items() if s in ACCEPTABLE}
     if code == 2:
-        what = paint("error", "red")
-        return f"{what}: {_plural(standings[Standing.INVALID], 'problem')} (exit code 2)"
+        return "error", f": {_plural(standings[Standing.INVALID], 'problem')} (exit code 2)"
     if code == 1:
-        what = paint("failed", "red")
-        return f"{what}: {_plural(standings[Standing.FAILED], 'cell')} not accepted (exit code 1)"
+        failed = [cell for cell in report.cells if cell.standing is Standing.FAILED]
+        what = f"{_plural(len(failed), 'cell')} not accepted" if failed else "fingerprints differ"
+        return "failed", f": {what} (exit code 1)"
+    open_ = {s: n for s, n in standings.items() if s in ACCEPTABLE}
     if code == 3:
         left = {s: n for s, n in open_.items() if s not in report.accept}
         names = ",".join(left)
-        what = paint("not verified", "yellow")
-        return f"{what}: {_counted(left.items())} (exit code 3; --accept {names} to pass)"
+        return (
+            "not verified",
+            f": {_counted(left.items())} (exit code 3; --accept {names} to pass)",
+        )
     if open_:
-        return f"{paint('accepted', 'yellow')}, but not verified: {_counted(open_.items())}"
-    return f"{paint('verified', 'green')}: every cell was compared and accepted"
+        return "accepted", f", but not verified: {_counted(open_.items())}"
+    what = "every cell was" if report.cells else "the fingerprints were"
+    return "verified", f": {what} compared and accepted"
 
 
 def _counted(items: Iterable[tuple[Standing, int]]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["clip", "clip_left", "quoted", "token_text", "visible", "width"]
+__all__ = ["block_text", "clip", "clip_left", "quoted", "token_text", "visible", "width"]
 
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\x1b": "\\x1b"}
 # Joiner and variation selectors make one emoji of several characters.
@@ -36,6 +36,16 @@ def _shown(char: str) -> str:
 
 def token_text(data: bytes) -> str:
     """Return a token's bytes as text; bytes that are no UTF-8 of their own as ``<0xE4>``."""
+    return visible(_decoded(data))
+
+
+def block_text(data: bytes) -> str:
+    """Return bytes as `token_text` does, but with lines and tabs kept as they are."""
+    lines = _decoded(data).replace("\r\n", "\n").split("\n")
+    return "\n".join("\t".join(map(visible, line.split("\t"))) for line in lines)
+
+
+def _decoded(data: bytes) -> str:
     out = []
     while data:
         try:
@@ -45,7 +55,7 @@ def token_text(data: bytes) -> str:
             out.append(data[: error.start].decode("utf-8"))
             out.extend(f"<0x{byte:02X}>" for byte in data[error.start : error.end])
             data = data[error.end :]
-    return visible("".join(out))
+    return "".join(out)
 
 
 def quoted(text: str) -> str:

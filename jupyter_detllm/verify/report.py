@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from jupyter_detllm.core.fieldspec import Role
+from jupyter_detllm.core.fingerprint import FieldDiff
 from jupyter_detllm.core.notebook import CellView
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.verdict import Outcome, Verdict
@@ -15,6 +17,7 @@ from jupyter_detllm.errors import UsageError
 __all__ = [
     "ACCEPTABLE",
     "CellReport",
+    "EnvironmentReport",
     "Mode",
     "NotebookReport",
     "PolicySource",
@@ -30,6 +33,8 @@ class Mode(StrEnum):
 
     CHECK = "check"
     RERUN = "rerun"
+    COMPARE = "compare"
+    REPLAY = "replay"
 
 
 class PolicySource(StrEnum):
@@ -112,27 +117,88 @@ class CellReport:
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentReport:
+    """Two fingerprints compared.
+
+    Attributes
+    ----------
+    left, right
+        Digests of their numerics fields.
+    fields
+        What differs, the likeliest to change results first.
+    missing
+        Which groups of fields were not compared, and why, one line each.
+    cells
+        Labels of the cells these fingerprints belong to.
+    decides
+        Whether there are no generations to judge by, so that the fields do.
+    """
+
+    left: str
+    right: str
+    fields: tuple[FieldDiff, ...]
+    missing: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
+    decides: bool = False
+
+    @property
+    def telling(self) -> tuple[FieldDiff, ...]:
+        """The fields that can change results: identity and numerics."""
+        return tuple(diff for diff in self.fields if diff.role is not Role.INFORMATIONAL)
+
+    @property
+    def informational(self) -> tuple[FieldDiff, ...]:
+        """The fields that are not known to change results by themselves."""
+        return tuple(diff for diff in self.fields if diff.role is Role.INFORMATIONAL)
+
+    @property
+    def standing(self) -> Standing:
+        """What the fields mean for the exit code, where they decide."""
+        roles = {diff.role for diff in self.fields}
+        if Role.IDENTITY in roles:
+            return Standing.NOT_COMPARABLE
+        if Role.NUMERICS in roles:
+            return Standing.FAILED
+        return Standing.NOT_COMPARABLE if self.missing else Standing.ACCEPTED
+
+
+@dataclass(frozen=True, slots=True)
 class NotebookReport:
-    """One notebook.
+    """One notebook, or the two sides of a comparison.
 
     Attributes
     ----------
     path
-        As it was given.
+        As it was given; of a comparison, its first side.
     cells
         The cells that generate, or carry a stamp or a reference.
     problems
         What is wrong with the file or its execution as a whole, one line each.
+    against
+        The second side of a comparison, else "".
+    environment
+        The fingerprints of a comparison.
+    notes
+        What was compared and what was not, one line each.
     """
 
     path: str
     cells: tuple[CellReport, ...] = ()
     problems: tuple[str, ...] = ()
+    against: str = ""
+    environment: tuple[EnvironmentReport, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Name for people: the path, or both of a comparison."""
+        return f"{self.path} | {self.against}" if self.against else self.path
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        """One per problem and cell; a notebook without either is `unstamped`."""
+        """One per problem, cell and deciding fingerprint; `unstamped` without any."""
         out = [Standing.INVALID] * len(self.problems) + [cell.standing for cell in self.cells]
+        out += [found.standing for found in self.environment if found.decides]
         return tuple(out) or (Standing.UNSTAMPED,)
 
 

@@ -19,7 +19,7 @@ from jupyter_detllm.verify.report import (
 )
 from jupyter_detllm.verify.sources import read_file
 
-__all__ = ["check_notebook", "check_paths", "unreadable"]
+__all__ = ["check_notebook", "check_paths", "judged", "unreadable"]
 
 
 def check_paths(
@@ -89,7 +89,14 @@ def check_notebook(
 
 
 def _check(cell: CellView, policy: Policy | None, failure: str | None) -> CellReport:
-    outcome = check_cell(cell) if failure is None else _failed(failure)
+    return judged(cell, check_cell(cell) if failure is None else _failed(failure), policy)
+
+
+def judged(cell: CellView, outcome: Outcome, policy: Policy | None) -> CellReport:
+    """Return the report about a cell: an outcome, and whether the policy accepts it.
+
+    `policy` is the command line's, which wins over the cell's.
+    """
     chosen, source = _policy(cell, policy)
     accepted = chosen.accepts(outcome.verdict, outcome.facts.comparison)
     return CellReport(cell, outcome, chosen, source, accepted, cell.skipped)

@@ -1,0 +1,36 @@
+"""``jupyter detllm compare``: two notebooks or fingerprints; nothing is executed."""
+
+from __future__ import annotations
+
+import argparse
+
+from jupyter_detllm.cli._options import add_verifying
+from jupyter_detllm.cli._verifying import check_outputs, deliver, policy_of
+from jupyter_detllm.verify.compare import SideChoice, compare_paths
+from jupyter_detllm.verify.report import parse_accept
+
+__all__ = ["HELP", "NAME", "configure", "run"]
+
+NAME = "compare"
+HELP = "compare two notebooks, two fingerprints, or one of each"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    files = "a notebook, or a fingerprint (`jupyter detllm fingerprint --out FILE`)"
+    parser.add_argument("left", metavar="A", help=files)
+    parser.add_argument("right", metavar="B", help="the same")
+    parser.add_argument(
+        "--side",
+        choices=[side.value for side in SideChoice],
+        help="which stamps of notebooks; default: those of outputs, else references",
+    )
+    add_verifying(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare the files, print the report and return its exit code."""
+    policy, accept = policy_of(args), parse_accept(args.accept)
+    check_outputs(args, (args.left, args.right))
+    side = None if args.side is None else SideChoice(args.side)
+    return deliver(compare_paths(args.left, args.right, policy, accept, side), args)

@@ -1,0 +1,49 @@
+"""What is different between a reference and the stamp that replaces it, in one line."""
+
+from __future__ import annotations
+
+from jupyter_detllm.core.compare import Comparison, EvidenceState
+from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.core.verdict import Facts, facts_of
+from jupyter_detllm.render.explain import field_value
+from jupyter_detllm.render.visible import clip, visible
+
+__all__ = ["what_changed"]
+
+_FIELDS = 3
+
+
+def what_changed(reference: Stamp, actual: Stamp) -> str:
+    """Return requests, tokens or evidence that changed, and the fields that differ."""
+    facts = facts_of(reference, actual)
+    parts = [_generations(facts.comparison)] if facts.comparison else []
+    parts += [clip(visible(line), 80) for line in facts.incomparable]
+    return "; ".join([*parts, *_fields(facts)])
+
+
+def _generations(comparison: Comparison) -> str:
+    if not comparison.complete:
+        removed, added = len(comparison.missing), len(comparison.extra)
+        return f"the requests changed ({removed} gone, {added} new)"
+    first = comparison.first
+    if first is not None:
+        differing = sum(1 for pair in comparison.pairs if not pair.tokens_equal)
+        where = (
+            f"from token {first.divergence.position + 1} on"
+            if first.divergence is not None
+            else "in the finish reason"
+        )
+        return f"{differing} of {len(comparison.pairs)} generations changed, the first {where}"
+    if comparison.evidence is EvidenceState.DIFFERS:
+        gap = "" if comparison.gap is None else f" by up to {comparison.gap:.3g}"
+        return f"the tokens are equal, logprobs changed{gap}"
+    return "the generations are equal"
+
+
+def _fields(facts: Facts) -> list[str]:
+    shown = [
+        f"{clip(visible(diff.name), 40)}: {field_value(diff.left)} -> {field_value(diff.right)}"
+        for diff in facts.fields[:_FIELDS]
+    ]
+    more = len(facts.fields) - _FIELDS
+    return [*shown, f"and {more} more fields"] if more > 0 else shown

@@ -1,0 +1,277 @@
+"""Two notebooks, two fingerprint files, or one of each, compared: nothing is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from jupyter_detllm.core.fieldspec import Group
+from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint, diff_fingerprints
+from jupyter_detllm.core.notebook import CellView, NotebookView, read_notebook
+from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.core.verdict import Facts, Outcome, Verdict, decide, facts_of
+from jupyter_detllm.errors import DetLLMError, NotebookError, StampError
+from jupyter_detllm.verify.matching import match_cells
+from jupyter_detllm.verify.report import (
+    CellReport,
+    EnvironmentReport,
+    Mode,
+    NotebookReport,
+    Report,
+    Standing,
+)
+from jupyter_detllm.verify.service import judged
+from jupyter_detllm.verify.sources import read_file
+
+__all__ = ["SideChoice", "compare_paths"]
+
+_FINGERPRINT = "detllm.fingerprint/"
+_Pair = tuple[CellView | None, CellView | None]
+
+
+class SideChoice(StrEnum):
+    """Which stamp of a cell is compared; by default the actual one if there is one."""
+
+    ACTUAL = "actual"
+    REFERENCE = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One of the two files; exactly one of `fingerprint` and `notebook` is there."""
+
+    name: str
+    path: str
+    fingerprint: Fingerprint | None = None
+    notebook: NotebookView | None = None
+    choice: SideChoice | None = None
+
+    @property
+    def cells(self) -> tuple[CellView, ...]:
+        """The cells that carry a stamp, or one that is broken."""
+        cells = self.notebook.cells if self.notebook else ()
+        return tuple(cell for cell in cells if self.stamp(cell) is not None or cell.problems)
+
+    def stamp(self, cell: CellView) -> Stamp | None:
+        """Return the stamp of `cell` that is compared."""
+        if self.choice is SideChoice.ACTUAL:
+            return cell.actual
+        if self.choice is SideChoice.REFERENCE:
+            return cell.reference
+        return cell.actual or cell.reference
+
+    def note(self) -> str:
+        """Say what this side is."""
+        if self.notebook is None:
+            return f"{self.name}: a fingerprint, without generations"
+        stamps = [(cell, self.stamp(cell)) for cell in self.cells]
+        actual = sum(1 for cell, stamp in stamps if stamp is not None and stamp is cell.actual)
+        others = sum(1 for _, stamp in stamps if stamp is not None) - actual
+        counts = [f"{actual} in outputs"] if actual else []
+        counts += [f"{others} in references"] if others else []
+        what = f"stamps compared: {', '.join(counts)}" if counts else "no stamp"
+        return f"{self.name}: {what}"
+
+
+def compare_paths(
+    left: str | Path,
+    right: str | Path,
+    policy: Policy | None = None,
+    accept: frozenset[Standing] = frozenset(),
+    side: SideChoice | None = None,
+) -> Report:
+    """Compare two files, each a notebook or a fingerprint.
+
+    Parameters
+    ----------
+    left, right
+        Files; in the report they are A and B.
+    policy
+        Policy of the command line, which wins over those of cells.
+    accept
+        What is not verified, but accepted.
+    side
+        Which stamps of notebooks are compared.
+    """
+    sides: list[_Side] = []
+    problems: list[str] = []
+    for name, path in (("A", left), ("B", right)):
+        try:
+            sides.append(_read(name, path, side))
+        except DetLLMError as error:
+            problems.append(f"{name}: {str(error).removeprefix(f'{path} ')}")
+    found = NotebookReport(str(left), problems=tuple(problems), against=str(right))
+    if not problems:
+        found = _compared(found, sides[0], sides[1], policy)
+    return Report(Mode.COMPARE, (found,), accept)
+
+
+def _read(name: str, path: str | Path, choice: SideChoice | None) -> _Side:
+    data = read_file(path).data
+    schema = data.get("schema")
+    if isinstance(schema, str) and schema.startswith(_FINGERPRINT):
+        return _Side(name, str(path), fingerprint=_fingerprint(data))
+    if "nbformat" not in data:
+        raise NotebookError(
+            f"{path} is neither a notebook nor a fingerprint",
+            fix="jupyter detllm fingerprint --out FILE writes a fingerprint",
+        )
+    return _Side(name, str(path), notebook=read_notebook(data), choice=choice)
+
+
+def _fingerprint(data: Mapping[str, object]) -> Fingerprint:
+    found = Fingerprint.from_json(data)
+    if data.get("digest", str(found.digest)) != str(found.digest):
+        raise StampError("the fingerprint disagrees with its digest")
+    return found
+
+
+def _compared(
+    report: NotebookReport, left: _Side, right: _Side, policy: Policy | None
+) -> NotebookReport:
+    both = left.notebook is not None and right.notebook is not None
+    pairs = match_cells(left.cells, right.cells, left.stamp, right.stamp) if both else ()
+    problems = [
+        f"{side.name}: {problem}"
+        for side in (left, right)
+        if side.notebook is not None
+        for problem in side.notebook.problems
+    ]
+    return replace(
+        report,
+        cells=tuple(_cell(pair, left, right, policy) for pair in pairs),
+        problems=tuple(problems),
+        environment=_environments(pairs, left, right),
+        notes=(left.note(), right.note()),
+    )
+
+
+def _cell(pair: _Pair, left: _Side, right: _Side, policy: Policy | None) -> CellReport:
+    a, b = pair
+    shown = a or b
+    if shown is None:
+        raise AssertionError("a pair has a side")
+    view = replace(
+        shown,
+        reference=left.stamp(a) if a else None,
+        actual=right.stamp(b) if b else None,
+        policy=(a.policy if a else None) or (b.policy if b else None),
+        skipped=any(cell.skipped for cell in pair if cell is not None),
+        previous=None,
+        same_run=False,
+    )
+    return judged(view, _outcome(pair, left, right), policy)
+
+
+def _outcome(pair: _Pair, left: _Side, right: _Side) -> Outcome:
+    problems = [
+        f"{side.name}: {problem}"
+        for side, cell in zip((left, right), pair, strict=True)
+        if cell is not None
+        for problem in cell.problems
+    ]
+    if problems:
+        return decide(Facts(problems=tuple(problems)))
+    a, b = pair
+    if a is None or b is None:
+        here, there = (right, left) if a is None else (left, right)
+        return decide(Facts(incomparable=(f"only {here.name} has it, {there.name} does not",)))
+    reference, actual = left.stamp(a), right.stamp(b)
+    if reference is None or actual is None:
+        raise AssertionError("a cell without a problem is compared by its stamp")
+    outcome = decide(facts_of(reference, actual))
+    comparison = outcome.facts.comparison
+    if outcome.verdict is Verdict.STALE and comparison is not None:
+        counts = f"{len(comparison.missing)} only in A, {len(comparison.extra)} only in B"
+        outcome = replace(outcome, reasons=(f"the requests differ: {counts}",))
+    return outcome
+
+
+def _environments(
+    pairs: tuple[_Pair, ...], left: _Side, right: _Side
+) -> tuple[EnvironmentReport, ...]:
+    """Compare the fingerprints of matched cells, each pair of them once."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    known: dict[str, tuple[Fingerprint, str]] = {}
+    for a, b in pairs if any(a and b for a, b in pairs) else _unmatched(left, right):
+        keys = (_remember(a, left, known), _remember(b, right, known))
+        if keys[0] and keys[1]:
+            shown = a or b
+            cells.setdefault(keys, []).extend([shown.label] if shown else [])
+    decides = left.notebook is None or right.notebook is None
+    return tuple(
+        _environment(known[a], known[b], tuple(labels), decides) for (a, b), labels in cells.items()
+    )
+
+
+def _unmatched(left: _Side, right: _Side) -> tuple[_Pair, ...]:
+    """Pair what has no counterpart: every cell with a file, or the first cells."""
+    if left.notebook is None and right.notebook is None:
+        return ((None, None),)
+    if left.notebook is not None and right.notebook is not None:
+        return tuple(zip(left.cells[:1], right.cells[:1], strict=False))
+    ours = tuple((cell, None) for cell in left.cells)
+    return ours or tuple((None, cell) for cell in right.cells)
+
+
+def _remember(cell: CellView | None, side: _Side, known: dict[str, tuple[Fingerprint, str]]) -> str:
+    """Note the fingerprint of a cell, or of the file, and return its key; "" without one."""
+    if cell is None:
+        found, digest = side.fingerprint, ""
+    else:
+        stamp = side.stamp(cell)
+        found = _of_stamp(stamp) if stamp is not None else None
+        digest = str(stamp.fingerprint_digest) if stamp is not None else ""
+    if found is None:
+        return ""
+    key = f"{side.name} {digest} {sorted(found.identity.items())}"
+    known[key] = (found, str(found.digest))
+    return key
+
+
+def _of_stamp(stamp: Stamp) -> Fingerprint | None:
+    """Return a stamp's fingerprint with its model; None where it could not be found."""
+    if stamp.fingerprint is None:
+        return None
+    identity = {name: value for name, value in stamp.model.fields().items() if value is not None}
+    return Fingerprint(stamp.fingerprint.numerics, identity, {"model.name": stamp.model.name})
+
+
+def _environment(
+    left: tuple[Fingerprint, str],
+    right: tuple[Fingerprint, str],
+    cells: tuple[str, ...],
+    decides: bool,
+) -> EnvironmentReport:
+    a, b = left[0], right[0]
+    missing = _not_compared(_groups(a), _groups(b))
+    fields = diff_fingerprints(_without(a, missing), _without(b, missing))
+    lines = tuple(f"{group}: only {name} recorded it" for group, name in sorted(missing.items()))
+    return EnvironmentReport(left[1], right[1], fields, lines, cells, decides)
+
+
+def _not_compared(left: set[str], right: set[str]) -> dict[str, str]:
+    """Return the groups that one side did not record, and the side that did."""
+    missing = {group: "A" if group in left else "B" for group in left ^ right}
+    # No control set is a value like another, but a session sets what a bare shell does not.
+    missing.pop(Group.CONTROLS, None)
+    if Group.ENGINE in missing and Group.CONTROLS in left | right:
+        missing[Group.CONTROLS] = missing[Group.ENGINE]
+    return missing
+
+
+def _groups(fingerprint: Fingerprint) -> set[str]:
+    names = (*fingerprint.identity, *fingerprint.numerics)
+    return {name.split(".")[0] for name in names} & {group.value for group in Group}
+
+
+def _without(fingerprint: Fingerprint, groups: Mapping[str, str]) -> Fingerprint:
+    def kept(fields: Mapping[str, FieldValue]) -> dict[str, FieldValue]:
+        return {k: v for k, v in fields.items() if k.split(".")[0] not in groups}
+
+    return Fingerprint(
+        kept(fingerprint.numerics), kept(fingerprint.identity), kept(fingerprint.informational)
+    )
