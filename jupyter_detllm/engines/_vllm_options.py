@@ -134,9 +134,8 @@ def engine_arguments(
     arguments: dict[str, object] = {
         "revision": revision,
         "tokenizer_revision": revision,
-        "use_tqdm_on_load": False,  # its bar is a widget in a notebook
     }
-    arguments["use_tqdm_on_load"] = False  # in a notebook it would leave a widget
+    arguments["use_tqdm_on_load"] = False  # its bar is a widget in a notebook
     if spec.level is not Level.SEEDED:
         arguments |= {"enable_prefix_caching": False, "async_scheduling": False}
     if cpu:
