@@ -119,7 +119,9 @@ class LiveKernel:
                 "stop_on_error": False,
             },
         )
-        message["metadata"] = metadata or {}
+        # A line that updates is there for front ends that show cells.
+        watched = {} if interrupt_on is None else {"cellId": "watched"}
+        message["metadata"] = metadata if metadata is not None else watched
         self.client.shell_channel.send(message)
         return self._collect(message["header"]["msg_id"], interrupt_on)
 

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 from jupyter_detllm.cli._editing import edit, print_edits, worst
 from jupyter_detllm.cli._options import add_json, add_notebooks
 from jupyter_detllm.core.notebook import JsonObject, read_notebook
 from jupyter_detllm.core.promotion import Change, ChangeKind, Update, promote
-from jupyter_detllm.render.changes import what_changed
+from jupyter_detllm.render.changes import PROMOTION_WORDS, explained
 from jupyter_detllm.verify.sources import NotebookFile
 
 __all__ = ["HELP", "NAME", "configure", "run"]
 
 NAME = "stamp"
 HELP = "make the stamps of outputs the references of their cells"
-_WORDS = {
-    ChangeKind.ADDED: "reference added",
-    ChangeKind.REPLACED: "reference replaced",
-    ChangeKind.UNCHANGED: "unchanged",
-    ChangeKind.KEPT: "reference kept",
-    ChangeKind.REFUSED: "not stamped",
-    ChangeKind.REMOVED: "reference removed",
-}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -51,25 +42,11 @@ def run(args: argparse.Namespace) -> int:
     def promoted(file: NotebookFile) -> tuple[JsonObject, tuple[Change, ...], int, str]:
         notebook, changes = promote(file.data, update)
         code, summary = _outcome(file.data, changes)
-        return notebook, _explained(file.data, changes), code, summary
+        return notebook, explained(file.data, changes), code, summary
 
     edits = [edit(path, promoted) for path in args.notebooks]
-    print_edits(edits, _WORDS, as_json=args.json)
+    print_edits(edits, PROMOTION_WORDS, as_json=args.json)
     return worst(edits)
-
-
-def _explained(notebook: JsonObject, changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """Say of each reference that was replaced, or kept, what is different now."""
-    cells = {cell.label: cell for cell in read_notebook(notebook).cells}
-    told = (ChangeKind.REPLACED, ChangeKind.KEPT)
-    out = []
-    for change in changes:
-        cell = cells.get(change.label)
-        if change.kind in told and cell is not None and cell.reference and cell.actual:
-            what = what_changed(cell.reference, cell.actual)
-            change = replace(change, why=f"{change.why}: {what}")
-        out.append(change)
-    return tuple(out)
 
 
 def _outcome(notebook: JsonObject, changes: tuple[Change, ...]) -> tuple[int, str]:

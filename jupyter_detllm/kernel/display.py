@@ -18,6 +18,7 @@ from jupyter_detllm.core.generation import Generation, GenerationRequest
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import Progress
+from jupyter_detllm.kernel.cells import request_part
 
 __all__ = ["Slot", "generations_text", "progress_text", "show_stamp", "show_text", "stamp_line"]
 
@@ -105,7 +106,7 @@ class Slot:
 
     In a notebook both are one display, updated, so that nothing of the line is
     saved. In a terminal the line is on stderr and wiped. Where displays cannot be
-    updated (``%%capture``, Output widgets, a pipe) there is no line.
+    updated (``%%capture``, Output widgets, a pipe), or nobody watches, there is no line.
     """
 
     def __init__(self, shell: Any, *, live: bool = True, clock: Callable[[], float] | None = None):
@@ -152,8 +153,8 @@ class Slot:
         try:
             yield
         except BaseException:
-            if self._display_id:
-                self._publish(otherwise, update=True)
+            if self._display_id or hasattr(self._shell, "kernel"):
+                self.finish(otherwise)
             elif self._terminal:
                 _write("\r\x1b[K")
             raise
@@ -173,7 +174,15 @@ def _updates(shell: Any) -> bool:
     if not hasattr(shell, "kernel"):
         return False
     captured = type(shell.display_pub).__name__ == "CapturingDisplayPublisher"
-    return not captured and not _inside_output_widget()
+    return _watched(shell) and not captured and not _inside_output_widget()
+
+
+def _watched(shell: Any) -> bool:
+    """Tell whether a front end with cells sent the request; headless runners send no id.
+
+    nbval drops updates of displays, so that only a text shown at once is seen there.
+    """
+    return bool(request_part(shell, "metadata").get("cellId"))
 
 
 def _inside_output_widget() -> bool:

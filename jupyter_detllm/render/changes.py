@@ -1,16 +1,48 @@
-"""What is different between a reference and the stamp that replaces it, in one line."""
+"""What promotion did, and what is different between a reference and the stamp that replaces it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
 from jupyter_detllm.core.compare import Comparison, EvidenceState
+from jupyter_detllm.core.notebook import JsonObject, read_notebook
+from jupyter_detllm.core.promotion import Change, ChangeKind
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.verdict import Facts, facts_of
 from jupyter_detllm.render.explain import field_value
 from jupyter_detllm.render.visible import clip, visible
 
-__all__ = ["what_changed"]
+__all__ = ["PROMOTION_WORDS", "explained", "what_changed"]
+
+PROMOTION_WORDS: Mapping[ChangeKind, str] = {
+    ChangeKind.ADDED: "reference added",
+    ChangeKind.REPLACED: "reference replaced",
+    ChangeKind.UNCHANGED: "unchanged",
+    ChangeKind.KEPT: "reference kept",
+    ChangeKind.REFUSED: "not stamped",
+    ChangeKind.REMOVED: "reference removed",
+}
+"""What a promotion did with a cell."""
 
 _FIELDS = 3
+
+
+def explained(notebook: JsonObject, changes: Iterable[Change]) -> tuple[Change, ...]:
+    """Return the changes; those of references replaced, or kept, say what is different.
+
+    `notebook` is as it was before the promotion.
+    """
+    cells = {cell.label: cell for cell in read_notebook(notebook).cells}
+    told = (ChangeKind.REPLACED, ChangeKind.KEPT)
+    out = []
+    for change in changes:
+        cell = cells.get(change.label)
+        if change.kind in told and cell is not None and cell.reference and cell.actual:
+            what = what_changed(cell.reference, cell.actual)
+            change = replace(change, why=f"{change.why}: {what}")
+        out.append(change)
+    return tuple(out)
 
 
 def what_changed(reference: Stamp, actual: Stamp) -> str:

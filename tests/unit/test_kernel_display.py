@@ -53,8 +53,11 @@ class CapturingDisplayPublisher(Publisher):
     """IPython's publisher of this name, inside `%%capture`, keeps updates apart."""
 
 
-def kernel_shell(publisher: Publisher | None = None) -> Any:
-    return SimpleNamespace(display_pub=publisher or Publisher(), kernel=object())
+def kernel_shell(publisher: Publisher | None = None, cell_id: str | None = "a") -> Any:
+    request = {"metadata": {} if cell_id is None else {"cellId": cell_id}}
+    return SimpleNamespace(
+        display_pub=publisher or Publisher(), kernel=object(), get_parent=lambda: request
+    )
 
 
 def steps() -> Any:
@@ -103,6 +106,15 @@ def test_a_failure_settles_the_line() -> None:
 def test_without_updates_only_the_text_is_shown(live: bool) -> None:
     shell = kernel_shell(CapturingDisplayPublisher() if live else None)
     slot = Slot(shell, live=live)
+    slot.line("half way")
+    slot.finish("the text")
+    assert shell.display_pub.saved() == [({"text/plain": "the text"}, {})]
+    assert shell.display_pub.sent == 1
+
+
+def test_where_nobody_watches_only_the_text_is_shown() -> None:
+    shell = kernel_shell(cell_id=None)
+    slot = Slot(shell)
     slot.line("half way")
     slot.finish("the text")
     assert shell.display_pub.saved() == [({"text/plain": "the text"}, {})]
