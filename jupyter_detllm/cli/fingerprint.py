@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from jupyter_detllm.cli._options import add_json
@@ -38,9 +39,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _environment(args: argparse.Namespace) -> int:
+    from jupyter_detllm.controls.standing import StandingControls
     from jupyter_detllm.probes import collect_environment
 
-    fingerprint = collect_environment()
+    fingerprint = collect_environment(control_report=StandingControls(os.environ))
     _save(args, [fingerprint])
     if args.json:
         write_json(_json(fingerprint))

@@ -73,9 +73,13 @@ def _generations(comparison: Comparison) -> str:
 
 
 def _fields(facts: Facts) -> list[str]:
+    comparison = facts.comparison
+    same = comparison is None or comparison.complete
+    # Other requests are another batch: that is said already.
+    fields = [diff for diff in facts.fields if same or diff.name != "engine.batch"]
     shown = [
         f"{clip(visible(diff.name), 40)}: {field_value(diff.left)} -> {field_value(diff.right)}"
-        for diff in facts.fields[:_FIELDS]
+        for diff in fields[:_FIELDS]
     ]
-    more = len(facts.fields) - _FIELDS
+    more = len(fields) - _FIELDS
     return [*shown, f"and {more} more fields"] if more > 0 else shown

@@ -11,11 +11,12 @@ from xml.etree import ElementTree as ET
 
 from jupyter_detllm.render.environment import environment_lines
 from jupyter_detllm.render.explain import explain
-from jupyter_detllm.render.visible import visible
+from jupyter_detllm.render.visible import clip, visible
 from jupyter_detllm.verify.report import CellReport, Mode, NotebookReport, Report, Standing
 
 __all__ = ["render"]
 
+_NAME = 120
 _TAGS = {Standing.ACCEPTED: None, Standing.FAILED: "failure", Standing.INVALID: "error"}
 
 
@@ -113,7 +114,7 @@ def _cell(cell: CellReport, path: str, report: Report) -> _Case:
     lines = [f"{line.label}: {line.text}" if line.label else line.text for line in rest]
     reason = next((line.text for line in rest if line.label in ("cause", "why")), "")
     return _Case(
-        name=visible(cell.view.label),
+        name=clip(visible(cell.view.label), _NAME),
         tag=_tag(cell.standing, report),
         kind=cell.verdict.value,
         message=f"{heading.text}: {reason}" if reason else heading.text,

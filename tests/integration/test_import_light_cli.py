@@ -55,6 +55,9 @@ def stamped(tmp_path: Path) -> Path:
         ["model", "--help"],
         ["check", "NB"],
         ["check", "--json", "NB"],
+        ["compare", "--help"],
+        ["compare", "NB", "NB", "--html", "HTML", "--junit", "JUNIT"],
+        ["check", "NB", "--html", "HTML", "--junit", "JUNIT"],
         ["show", "NB"],
         ["stamp", "NB"],
         ["fingerprint", "NB"],
@@ -62,7 +65,8 @@ def stamped(tmp_path: Path) -> Path:
     ids=" ".join,
 )
 def test_nothing_heavy_is_imported(argv: list[str], stamped: Path) -> None:
-    argv = [str(stamped) if word == "NB" else word for word in argv]
+    files = {"NB": stamped, "HTML": stamped.parent / "r.html", "JUNIT": stamped.parent / "r.xml"}
+    argv = [str(files.get(word, word)) for word in argv]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, ",".join(HEAVY), *argv], capture_output=True, text=True
     )

@@ -284,3 +284,56 @@ def test_a_terminal_without_unicode_gets_escapes(here: Path) -> None:
     assert done.returncode == 1
     assert b"\\u5858" in done.stdout
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize("verb", ["check", "compare"])
+def test_reports_are_written_to_files(
+    verb: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["match.ipynb", "match.ipynb"] if verb == "compare" else ["match.ipynb"]
+    before = (here / "match.ipynb").read_bytes()
+    assert main([verb, *files, "--html", "r.html", "--junit", "r.xml"]) == 0
+    assert (here / "r.html").read_text().startswith("<!doctype html>")
+    assert (here / "r.xml").read_text().startswith("<?xml")
+    assert (here / "match.ipynb").read_bytes() == before
+    assert "match" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--html", "match.ipynb"], "--html match.ipynb is an input"),
+        (["--junit", "./match.ipynb"], "is an input"),
+        (["--html", "r", "--junit", "r"], "--junit r is another report"),
+        (["--html", "none/r.html"], "there is no folder"),
+        (["--junit", "."], "--junit . is a folder"),
+    ],
+)
+def test_a_report_replaces_nothing_it_should_not(
+    options: list[str], expected: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (here / "match.ipynb").read_bytes()
+    assert main(["check", "match.ipynb", *options]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert expected in err
+    assert (here / "match.ipynb").read_bytes() == before
+    assert not (here / "r").exists()
+
+
+def test_a_fingerprint_of_a_bare_environment_has_the_controls_that_stand(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "16")
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    monkeypatch.setenv("NOBODY_KNOWS_THIS", "secret")
+    assert main(["fingerprint", "--out", "a.json"]) == 0
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert main(["fingerprint", "--out", "b.json"]) == 0
+    numerics = json.loads((here / "a.json").read_text())["numerics"]
+    assert numerics["controls.OMP_NUM_THREADS"] == "16"
+    assert numerics["controls.MKL_CBWR"] == "AVX2"
+    assert "NOBODY_KNOWS_THIS" not in (here / "a.json").read_text()
+    capsys.readouterr()
+    assert main(["compare", "a.json", "b.json"]) == 1
+    assert "1. controls.OMP_NUM_THREADS: 16 -> 8" in capsys.readouterr().out
