@@ -81,6 +81,13 @@ class Call:
         """Digest of token ids and finish reasons."""
         return generation_digest(self.generations)
 
+    def by_request(self) -> tuple[tuple[GenerationRequest, tuple[Generation, ...]], ...]:
+        """Return each request with its generations, in order."""
+        found: list[list[Generation]] = [[] for _ in self.requests]
+        for generation in self.generations:
+            found[generation.prompt_index].append(generation)
+        return tuple(zip(self.requests, map(tuple, found), strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:

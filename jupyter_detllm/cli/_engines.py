@@ -1,0 +1,54 @@
+"""What subcommands that start engines for notebooks do alike: permissions and progress."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+
+from jupyter_detllm.errors import UsageError
+from jupyter_detllm.verify.limits import DEFAULT_TOKENS_TOTAL
+from jupyter_detllm.verify.permissions import Permissions
+
+__all__ = ["INTERRUPTED", "add_permissions", "catch_termination", "permissions_of"]
+
+INTERRUPTED = 130
+
+
+def add_permissions(parser: argparse.ArgumentParser) -> None:
+    """Add what notebooks may ask for."""
+    parser.add_argument(
+        "--allow-model",
+        action="append",
+        default=[],
+        metavar="NAME_OR_PATH",
+        help="a Hugging Face id or a folder that may be loaded, besides demo; may be repeated",
+    )
+    parser.add_argument(
+        "--max-tokens-total",
+        type=int,
+        default=DEFAULT_TOKENS_TOTAL,
+        metavar="N",
+        help="most prompt and new tokens that all notebooks together may ask for "
+        f"(default {DEFAULT_TOKENS_TOTAL:,})",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+
+
+def permissions_of(args: argparse.Namespace) -> Permissions:
+    """Return what the user allows.
+
+    Raises
+    ------
+    UsageError
+        For a number of tokens below 1.
+    """
+    if args.max_tokens_total < 1:
+        raise UsageError(
+            f"--max-tokens-total is {args.max_tokens_total}", expected="1 token or more"
+        )
+    return Permissions(args.max_tokens_total, tuple(args.allow_model))
+
+
+def catch_termination() -> None:
+    """Let being terminated be an interrupt: no engine, no temporary folder stays behind."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,0 +1,102 @@
+"""How far a run has come: a bar with the time left on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+from jupyter_detllm.render.visible import clip, visible
+
+__all__ = ["ProgressBar"]
+
+_WIDTH = 24
+_COLUMNS = 79
+_TERMINAL_PAUSE = 0.1
+_PLAIN_PAUSE = 10.0
+
+
+class ProgressBar:
+    """A watcher of a run over recorded tokens.
+
+    Parameters
+    ----------
+    stream
+        Where it goes; stderr, so that stdout stays the report.
+    quiet
+        Say nothing at all.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._quiet = quiet
+        self._terminal = self._stream.isatty()
+        self._start: float | None = None
+        self._first = 0
+        self._tokens = -1
+        self._last = float("-inf")
+        self._shown = 0
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._clear()
+
+    def say(self, line: str) -> None:
+        """Show one line about the run; on a terminal the next one replaces it."""
+        if self._quiet:
+            return
+        text = clip(visible(line), _COLUMNS)
+        if self._terminal:
+            self._replace(text)
+        else:
+            self._write(text + "\n")
+        # The time left is reckoned from the first token after the last engine start.
+        self._start = None
+
+    def advance(self, tokens: int, total: int) -> None:
+        """Show the tokens done, if it is time to."""
+        now = time.monotonic()
+        if self._start is None:
+            self._start, self._first = now, tokens
+            if not self._terminal:
+                self._last = now
+        pause = _TERMINAL_PAUSE if self._terminal else _PLAIN_PAUSE
+        soon = now - self._last < pause and tokens < total
+        if self._quiet or soon or tokens == self._tokens:
+            return
+        self._last, self._tokens = now, tokens
+        text = f"{tokens:,} of {total:,} tokens{self._left(tokens, total, now)}"
+        if self._terminal:
+            done = round(_WIDTH * tokens / total) if total else _WIDTH
+            self._replace(f"[{'#' * done}{'.' * (_WIDTH - done)}] {text}")
+        else:
+            self._write(text + "\n")
+
+    def _left(self, tokens: int, total: int, now: float) -> str:
+        fresh = tokens - self._first
+        if self._start is None or fresh <= 0 or tokens >= total:
+            return ""
+        seconds = round((total - tokens) * (now - self._start) / fresh)
+        minutes, seconds = divmod(seconds, 60)
+        return f", {minutes}:{seconds:02d} left"
+
+    def _replace(self, text: str) -> None:
+        self._write("\r" + text.ljust(self._shown))
+        self._shown = len(text)
+
+    def _clear(self) -> None:
+        if self._terminal and self._shown:
+            self._write("\r" + " " * self._shown + "\r")
+            self._shown = 0
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()

@@ -1,0 +1,44 @@
+"""``jupyter detllm rescore``: recorded tokens scored by an engine of this machine."""
+
+from __future__ import annotations
+
+import argparse
+
+from jupyter_detllm.cli._engines import (
+    INTERRUPTED,
+    add_permissions,
+    catch_termination,
+    permissions_of,
+)
+from jupyter_detllm.cli._options import add_json, add_notebooks
+from jupyter_detllm.cli._output import write
+from jupyter_detllm.cli._progress import ProgressBar
+
+__all__ = ["HELP", "NAME", "configure", "run"]
+
+NAME = "rescore"
+HELP = "score recorded tokens with an engine of this machine (advisory)"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add_notebooks(parser)
+    add_permissions(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Score the files and print what was found.
+
+    0 whatever the scores are: they are advice. 2: a file that cannot be read, or an
+    engine that did not run. 130: interrupted.
+    """
+    allowed = permissions_of(args)
+    catch_termination()
+    from jupyter_detllm.render.rescore import render_json, render_text
+    from jupyter_detllm.verify.rescore import rescore_paths
+
+    with ProgressBar(quiet=args.quiet) as bar:
+        found = rescore_paths(args.notebooks, allowed, watcher=bar)
+    write(render_json(found) if args.json else render_text(found))
+    return INTERRUPTED if found.interrupted else found.exit_code

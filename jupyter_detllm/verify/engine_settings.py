@@ -1,0 +1,202 @@
+"""From a recorded fingerprint to the settings of an engine that reaches it. Pure.
+
+A fingerprint out of a notebook is somebody else's text: a field becomes an option only
+through a row here, and only with a value its row knows. What cannot be set again is a
+reason, never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
+from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.verify.engine_start import FAKE, VLLM, Modifiers
+
+__all__ = ["ENGINES", "ROWS", "Row", "Settings", "settings_of"]
+
+ENGINES = (FAKE, VLLM)
+_NAME = re.compile(r"[a-z0-9_-]{1,40}")
+_BACKEND = re.compile(r"[A-Z0-9_]{1,40}")
+_DTYPES = ("bfloat16", "float16", "float32")
+_LOGPROBS = ("raw_logprobs", "processed_logprobs")
+_MODES = ("off", "warn", "error")
+
+
+class _CannotError(ValueError):
+    """A recorded value that no option sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What reaches a recorded fingerprint.
+
+    Attributes
+    ----------
+    engine
+        Name of the engine.
+    options
+        Engine options as vLLM spells them, ordered by name.
+    modifiers
+        Debugging options of the recorded session.
+    """
+
+    engine: str
+    options: tuple[tuple[str, FieldValue], ...] = ()
+    modifiers: Modifiers = field(default_factory=Modifiers)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One fingerprint field and the engine option that sets it.
+
+    `read` returns the option's value, or None where the default reaches the field.
+    """
+
+    name: str
+    option: str
+    read: Callable[[FieldValue], FieldValue]
+    engines: tuple[str, ...] = ENGINES
+
+
+def _among(*values: str) -> Callable[[FieldValue], FieldValue]:
+    def read(value: FieldValue) -> FieldValue:
+        if value not in values:
+            raise _CannotError
+        return value
+
+    return read
+
+
+def _matching(pattern: re.Pattern[str], *default: FieldValue) -> Callable[[FieldValue], FieldValue]:
+    def read(value: FieldValue) -> FieldValue:
+        if value in default:
+            return None
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise _CannotError
+        return value
+
+    return read
+
+
+def _integer(most: int, default: int | None = None) -> Callable[[FieldValue], FieldValue]:
+    def read(value: FieldValue) -> FieldValue:
+        if type(value) is not int or not 1 <= value <= most:
+            raise _CannotError
+        return None if value == default else value
+
+    return read
+
+
+def _flag(value: FieldValue) -> FieldValue:
+    if not isinstance(value, bool):
+        raise _CannotError
+    return value
+
+
+def _eager(value: FieldValue) -> FieldValue:
+    # How a compiled engine is compiled follows from vLLM's version and defaults.
+    return value == "eager"
+
+
+def _off(value: FieldValue) -> FieldValue:
+    if value != "off":
+        raise _CannotError
+    return None
+
+
+_ONLY_VLLM = (VLLM,)
+
+ROWS: tuple[Row, ...] = (
+    Row("engine.dtype", "dtype", _among(*_DTYPES)),
+    Row("engine.quantization", "quantization", _matching(_NAME, "none")),
+    Row("engine.kv_cache_dtype", "kv_cache_dtype", _matching(_NAME, "auto")),
+    Row("engine.attention_backend", "attention_backend", _matching(_BACKEND)),
+    Row("engine.tensor_parallel", "tensor_parallel_size", _integer(64, 1)),
+    Row("engine.pipeline_parallel", "pipeline_parallel_size", _integer(64, 1), _ONLY_VLLM),
+    Row("engine.data_parallel", "data_parallel_size", _integer(1, 1), _ONLY_VLLM),
+    Row("engine.compile", "enforce_eager", _eager),
+    Row("engine.max_num_seqs", "max_num_seqs", _integer(8192)),
+    Row("engine.max_num_batched_tokens", "max_num_batched_tokens", _integer(1 << 20)),
+    Row("engine.chunked_prefill", "enable_chunked_prefill", _flag),
+    Row("engine.prefix_cache", "enable_prefix_caching", _flag),
+    Row("engine.async_scheduling", "async_scheduling", _flag, _ONLY_VLLM),
+    Row("engine.max_model_len", "max_model_len", _integer(1 << 24)),
+    Row("engine.block_size", "block_size", _integer(1024)),
+    Row("engine.logprobs_mode", "logprobs_mode", _among(*_LOGPROBS), _ONLY_VLLM),
+    Row("engine.speculative", "", _off, _ONLY_VLLM),
+    Row("engine.lora", "", _off, _ONLY_VLLM),
+)
+"""Every field that an option sets, with what is taken of it and in which bounds."""
+
+
+def settings_of(
+    fingerprint: Fingerprint | None, platform: Platform
+) -> tuple[Settings | None, tuple[str, ...]]:
+    """Return the settings that reach `fingerprint`, or None and the reasons why none do.
+
+    Parameters
+    ----------
+    fingerprint
+        As it was recorded; None where the notebook has lost it.
+    platform
+        Where the engine is going to run.
+    """
+    if fingerprint is None:
+        return None, ("the recorded fingerprint is not in the notebook: its engine is unknown",)
+    values = fingerprint.numerics
+    name = values.get("engine.name")
+    if name not in ENGINES:
+        return None, (f"it was recorded with the engine {_shown(name)}, which is not run here",)
+    options: dict[str, FieldValue] = {}
+    reasons = []
+    for row in ROWS:
+        value = values.get(row.name)
+        if value is None or name not in row.engines:
+            continue
+        if name == VLLM and _elsewhere(row, value, platform):
+            continue
+        try:
+            wanted = row.read(value)
+        except _CannotError:
+            reasons.append(f"{row.name} was {_shown(value)}, which is not set from a notebook")
+            continue
+        if wanted is not None:
+            options[row.option] = wanted
+    if reasons:
+        return None, tuple(reasons)
+    if name == VLLM:
+        _settle_vllm(options)
+    return Settings(str(name), tuple(sorted(options.items())), _modifiers(values)), ()
+
+
+def _elsewhere(row: Row, value: FieldValue, platform: Platform) -> bool:
+    """Tell whether a field names what exists on another platform only.
+
+    The engine then runs with this platform's, and the fingerprints tell the difference.
+    """
+    if row.name != "engine.attention_backend":
+        return False
+    return platform is Platform.CPU or str(value).startswith("CPU")
+
+
+def _settle_vllm(options: dict[str, FieldValue]) -> None:
+    if options.get("kv_cache_dtype") == options.get("dtype"):
+        options.pop("kv_cache_dtype", None)  # recorded as resolved; asked for as "auto"
+    # Pickled weights are code.
+    options["load_format"] = "safetensors"
+
+
+def _modifiers(values: Mapping[str, FieldValue]) -> Modifiers:
+    mode = values.get("torch.deterministic_algorithms")
+    return Modifiers(
+        torch_deterministic=str(mode) if mode in _MODES else "off",
+        launch_blocking=values.get("controls.CUDA_LAUNCH_BLOCKING") == "1",
+        no_tf32=values.get("controls.NVIDIA_TF32_OVERRIDE") == "0",
+    )
+
+
+def _shown(value: FieldValue) -> str:
+    return repr(value)[:60]

@@ -1,0 +1,282 @@
+"""Recorded requests of any number of notebooks, grouped by the engine they need. Pure.
+
+One group is one engine start. A recorded call stays one call, except at the level
+`invariant`, whose promise is that a batch may be anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jupyter_detllm.core.generation import Generation, GenerationRequest
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.notebook import CellView, check_cell
+from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp, source_digest
+from jupyter_detllm.core.verdict import Facts, Outcome, decide
+from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.verify.engine_settings import Settings, settings_of
+from jupyter_detllm.verify.engine_start import FAKE
+from jupyter_detllm.verify.limits import excess
+
+__all__ = ["FREE_BATCH", "Batch", "Group", "Key", "Place", "Plan", "PlannedCell", "plan_replay"]
+
+FREE_BATCH = 64
+"""Completions in one call where batches are free: enough to fill a step, small enough that
+an interrupt loses little."""
+
+_DEFAULT_MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """A cell: the number of its notebook, from 0, and its own, from 1."""
+
+    notebook: int
+    cell: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request is run: which batch of its group, and which request of it."""
+
+    batch: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests of one generate call, and what was recorded of them, in the same order."""
+
+    requests: tuple[GenerationRequest, ...]
+    recorded: tuple[tuple[Generation, ...], ...]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were recorded."""
+        return sum(len(g.token_ids) for several in self.recorded for g in several)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    """A cell that is run: its reference, and per recorded call where each request goes."""
+
+    key: Key
+    view: CellView
+    stamp: Stamp
+    places: tuple[tuple[Place, ...], ...]
+
+    @property
+    def batches(self) -> frozenset[int]:
+        """The batches it takes part in."""
+        return frozenset(place.batch for call in self.places for place in call)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cells that share one engine.
+
+    Attributes
+    ----------
+    model
+        What to load: a name the user allowed, never one out of a notebook.
+    identity
+        Name and digests as recorded.
+    settings, level
+        What the engine is started with.
+    root_seed
+        That of the first cell. Every request has its own seed, so it changes no result.
+    free
+        Whether batches need not be the recorded ones.
+    """
+
+    model: str
+    identity: ModelIdentity
+    settings: Settings
+    level: Level
+    root_seed: int
+    cells: tuple[PlannedCell, ...]
+    batches: tuple[Batch, ...]
+
+    @property
+    def free(self) -> bool:
+        """Whether batches need not be the recorded ones."""
+        return self.level is Level.INVARIANT
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run, and what was settled without an engine."""
+
+    groups: tuple[Group, ...]
+    settled: Mapping[Key, Outcome] = field(default_factory=dict)
+
+    @property
+    def cells(self) -> tuple[PlannedCell, ...]:
+        """All cells that are run, group by group."""
+        return tuple(cell for group in self.groups for cell in group.cells)
+
+    @property
+    def requests(self) -> tuple[GenerationRequest, ...]:
+        """All requests that are run."""
+        batches = (batch for group in self.groups for batch in group.batches)
+        return tuple(request for batch in batches for request in batch.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A cell that can be run, and what it needs."""
+
+    key: Key
+    view: CellView
+    stamp: Stamp
+    model: str
+    settings: Settings
+
+    def group_key(self) -> tuple[object, ...]:
+        digests = tuple(self.stamp.model.digests().values())
+        return (self.model, digests, self.settings, self.stamp.level)
+
+
+def plan_replay(
+    notebooks: Sequence[Iterable[CellView]],
+    models: Mapping[str, str],
+    platform: Platform,
+    *,
+    recorded: bool = False,
+) -> Plan:
+    """Group the recorded requests of notebooks; settle what no engine is needed for.
+
+    Parameters
+    ----------
+    notebooks
+        The cells of each notebook.
+    models
+        Recorded model name to what is loaded for it: what the user allows.
+    platform
+        Where the engines are going to run.
+    recorded
+        Take the output's stamp where a cell has no reference: for rescoring, which
+        compares nothing. The source of a cell does not matter then.
+    """
+    settled: dict[Key, Outcome] = {}
+    groups: dict[tuple[object, ...], list[_Recorded]] = {}
+    for number, cells in enumerate(notebooks):
+        for view in cells:
+            key = Key(number, view.number)
+            found = _recorded(key, view, models, platform, any_stamp=recorded)
+            if isinstance(found, Outcome):
+                settled[key] = found
+            else:
+                groups.setdefault(found.group_key(), []).append(found)
+    return Plan(tuple(_group(members) for members in groups.values()), settled)
+
+
+def _not_comparable(*reasons: str) -> Outcome:
+    return decide(Facts(incomparable=reasons))
+
+
+def _recorded(
+    key: Key, view: CellView, models: Mapping[str, str], platform: Platform, *, any_stamp: bool
+) -> _Recorded | Outcome:
+    stamp = view.reference or (view.actual if any_stamp else None)
+    if view.problems or stamp is None:
+        return check_cell(view)
+    if view.skipped:
+        return _not_comparable("its tag says so: not run")
+    if not any_stamp and source_digest(view.source) != stamp.source:
+        return decide(Facts(source_changed=True))
+    reasons = _unusable(stamp)
+    if reasons:
+        return _not_comparable(*reasons)
+    settings, reasons = settings_of(stamp.fingerprint, platform)
+    if settings is None:
+        return _not_comparable(*reasons)
+    # The fake engine loads nothing: any name will do.
+    model = stamp.model.name if settings.engine == FAKE else models.get(stamp.model.name)
+    if model is None:
+        return _not_comparable(
+            f"the model {stamp.model.name[:80]!r} is not allowed: --allow-model NAME_OR_PATH"
+        )
+    return _Recorded(key, view, stamp, model, settings)
+
+
+def _unusable(stamp: Stamp) -> tuple[str, ...]:
+    """Return why the requests of a stamp cannot be sent again; empty if they can."""
+    if not stamp.requests:
+        return ("it recorded no request",)
+    if any(request.prompt is None for request in stamp.requests):
+        return ("the prompt was not stored (--no-store-prompt): there is nothing to send",)
+    found = [excess(request) for request in stamp.requests]
+    return tuple(dict.fromkeys(f"it asks for {text}" for text in found if text is not None))
+
+
+def _group(members: Sequence[_Recorded]) -> Group:
+    first = members[0]
+    level = first.stamp.level
+    pack = _packed if level is Level.INVARIANT else _as_recorded
+    cells, batches = pack(members)
+    return Group(
+        model=first.model,
+        identity=first.stamp.model,
+        settings=_widened(first.settings, batches),
+        level=level,
+        root_seed=first.stamp.root_seed,
+        cells=cells,
+        batches=batches,
+    )
+
+
+def _widened(settings: Settings, batches: Sequence[Batch]) -> Settings:
+    """Allow as many logprobs as the widest beam search asks for."""
+    widths = [r.sampling.beam_width for batch in batches for r in batch.requests]
+    needed = 2 * max(widths, default=0)
+    if settings.engine == FAKE or needed <= _DEFAULT_MAX_LOGPROBS:
+        return settings
+    options = {**dict(settings.options), "max_logprobs": needed}
+    return Settings(settings.engine, tuple(sorted(options.items())), settings.modifiers)
+
+
+_Packed = tuple[tuple[PlannedCell, ...], tuple[Batch, ...]]
+_Item = tuple[GenerationRequest, tuple[Generation, ...]]
+
+
+def _batch(items: Iterable[_Item]) -> Batch:
+    requests, recorded = zip(*items, strict=True)
+    return Batch(requests, recorded)
+
+
+def _as_recorded(members: Sequence[_Recorded]) -> _Packed:
+    """Make every recorded call a call of its own."""
+    cells: list[PlannedCell] = []
+    batches: list[Batch] = []
+    for member in members:
+        places = []
+        for call in map(Call.by_request, member.stamp.calls):
+            places.append(tuple(Place(len(batches), i) for i in range(len(call))))
+            if call:
+                batches.append(_batch(call))
+        cells.append(PlannedCell(member.key, member.view, member.stamp, tuple(places)))
+    return tuple(cells), tuple(batches)
+
+
+def _packed(members: Sequence[_Recorded]) -> _Packed:
+    """Fill calls across cells and notebooks, in their order."""
+    cells: list[PlannedCell] = []
+    batches: list[list[_Item]] = [[]]
+    rows = 0
+    for member in members:
+        places = []
+        for call in map(Call.by_request, member.stamp.calls):
+            here = []
+            for item in call:
+                size = len(item[0].seeds)
+                if batches[-1] and rows + size > FREE_BATCH:
+                    batches.append([])
+                    rows = 0
+                here.append(Place(len(batches) - 1, len(batches[-1])))
+                batches[-1].append(item)
+                rows += size
+            places.append(tuple(here))
+        cells.append(PlannedCell(member.key, member.view, member.stamp, tuple(places)))
+    return tuple(cells), tuple(_batch(items) for items in batches)

@@ -1,0 +1,190 @@
+"""Recorded requests sent to an engine again, without running notebook code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jupyter_detllm.core.generation import Generation
+from jupyter_detllm.core.notebook import CellView, NotebookView, read_notebook
+from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.core.stamp import Call, Stamp, source_digest
+from jupyter_detllm.core.verdict import Facts, Outcome, decide, facts_of, model_differences
+from jupyter_detllm.errors import NotebookError
+from jupyter_detllm.probes.platform import compute_platform
+from jupyter_detllm.verify.grouped import (
+    GroupResult,
+    Runner,
+    Watcher,
+    carry_out,
+    quiet_watcher,
+)
+from jupyter_detllm.verify.job import Circumstances, Task
+from jupyter_detllm.verify.limits import check_total, most_tokens
+from jupyter_detllm.verify.permissions import Permissions, allowed_models
+from jupyter_detllm.verify.plan import Key, Place, PlannedCell, plan_replay
+from jupyter_detllm.verify.report import Mode, NotebookReport, Report, Standing
+from jupyter_detllm.verify.service import judged, unreadable
+from jupyter_detllm.verify.sources import read_file
+
+__all__ = ["Replay", "child_runner", "read_views", "replay_paths"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A report, and whether an interrupt cut the run short: what is missing is in it."""
+
+    report: Report
+    interrupted: bool = False
+
+
+_View = NotebookView | NotebookReport
+_Found = tuple[Outcome, Stamp | None]
+_ByPlace = Mapping[int, Mapping[int, tuple[Generation, ...]]]
+
+
+def read_views(paths: Iterable[str | Path]) -> tuple[tuple[str, _View], ...]:
+    """Read notebook files: path and view, or the report where there is no notebook."""
+    out: list[tuple[str, _View]] = []
+    for path in paths:
+        try:
+            out.append((str(path), read_notebook(read_file(path).data)))
+        except NotebookError as error:
+            out.append((str(path), unreadable(path, error)))
+    return tuple(out)
+
+
+def replay_paths(
+    paths: Iterable[str | Path],
+    policy: Policy | None = None,
+    accept: frozenset[Standing] = frozenset(),
+    permissions: Permissions | None = None,
+    *,
+    watcher: Watcher | None = None,
+    runner: Runner | None = None,
+) -> Replay:
+    """Send the recorded requests of notebooks again and compare what comes of them.
+
+    Parameters
+    ----------
+    paths
+        Notebook files; nothing in them is executed, and none is written.
+    policy, accept
+        As `check_paths` takes them.
+    permissions
+        What the notebooks may ask for.
+    watcher
+        Told how far the run has come.
+    runner
+        How a group's job is run; in a process of its own by default.
+
+    Raises
+    ------
+    UsageError
+        Before anything is started, when the notebooks ask for more than is allowed.
+    """
+    allowed = permissions or Permissions()
+    notebooks = read_views(paths)
+    views = [view.cells if isinstance(view, NotebookView) else () for _, view in notebooks]
+    plan = plan_replay(views, allowed_models(allowed.models), compute_platform())
+    check_total(map(most_tokens, plan.requests), allowed.max_tokens_total)
+    results, interrupted = carry_out(
+        plan, Task.GENERATE, runner or child_runner(), watcher or quiet_watcher()
+    )
+    outcomes: dict[Key, _Found] = {key: (outcome, None) for key, outcome in plan.settled.items()}
+    for result in results:
+        for cell in result.group.cells:
+            outcomes[cell.key] = _outcome(cell, result, interrupted)
+    reports = (
+        _report(number, path, view, outcomes, policy)
+        for number, (path, view) in enumerate(notebooks)
+    )
+    return Replay(Report(Mode.REPLAY, tuple(reports), accept), interrupted)
+
+
+def child_runner() -> Runner:
+    """Return what runs a job in a process of its own."""
+    from jupyter_detllm.verify.worker import run_in_worker
+
+    return run_in_worker
+
+
+def _report(
+    number: int,
+    path: str,
+    view: _View,
+    outcomes: Mapping[Key, _Found],
+    policy: Policy | None,
+) -> NotebookReport:
+    if isinstance(view, NotebookReport):
+        return view
+    cells = []
+    for cell in view.cells:
+        outcome, actual = outcomes[Key(number, cell.number)]
+        cells.append(judged(_shown(cell, actual), outcome, policy))
+    return NotebookReport(path, tuple(cells), view.problems)
+
+
+def _shown(cell: CellView, actual: Stamp | None) -> CellView:
+    """Return the cell with what was replayed as its actual side."""
+    if actual is None:
+        return cell
+    return replace(cell, actual=actual, actual_json=None, same_run=False)
+
+
+def _outcome(cell: PlannedCell, result: GroupResult, interrupted: bool) -> _Found:
+    reference = cell.stamp
+    if result.other is not None:
+        reasons = model_differences(reference.model, result.other)
+        return decide(Facts(incomparable=reasons)), None
+    refused = _in_order(cell, result.refusals)
+    if refused:
+        return decide(Facts(incomparable=refused)), None
+    failed = tuple(result.failures[n] for n in sorted(cell.batches) if n in result.failures)
+    if failed:
+        return decide(Facts(problems=failed)), None
+    shared = result.circumstances
+    if shared is None or not cell.batches <= result.generations.keys():
+        why = "interrupted" if interrupted and not result.problem else result.problem
+        return decide(Facts(problems=(f"not run: {why or 'the engine ended early'}",))), None
+    actual = _stamp(cell, result.generations, shared)
+    source = str(source_digest(cell.view.source))
+    return decide(facts_of(reference, actual, present_source=source)), actual
+
+
+def _in_order(cell: PlannedCell, refusals: Mapping[tuple[int, int], str]) -> tuple[str, ...]:
+    places = [place for call in cell.places for place in call]
+    found = [
+        f"request {number}: {refusals[place.batch, place.index]}"
+        for number, place in enumerate(places, start=1)
+        if (place.batch, place.index) in refusals
+    ]
+    return tuple(found)
+
+
+def _stamp(cell: PlannedCell, generations: _ByPlace, shared: Circumstances) -> Stamp:
+    """Return the stamp of the replayed calls, as the recorded session would have made it."""
+    reference = cell.stamp
+    calls = tuple(
+        Call(call.requests, _of_call(places, generations))
+        for call, places in zip(reference.calls, cell.places, strict=True)
+    )
+    return replace(
+        reference,
+        model=shared.model,
+        fingerprint=shared.fingerprint,
+        fingerprint_digest=shared.fingerprint.digest,
+        calls=calls,
+        late=shared.late,
+        self_test=shared.self_test,
+    )
+
+
+def _of_call(places: Sequence[Place], generations: _ByPlace) -> tuple[Generation, ...]:
+    """Return the generations of a recorded call, wherever its requests were run."""
+    return tuple(
+        replace(generation, prompt_index=number)
+        for number, place in enumerate(places)
+        for generation in generations[place.batch][place.index]
+    )

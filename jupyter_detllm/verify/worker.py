@@ -1,0 +1,139 @@
+"""A job in a process of its own: controls set before Python starts, gone with its engine.
+
+``python -m jupyter_detllm.verify.worker`` reads one job from stdin and writes one line of
+JSON per event to stdout. Nothing else gets there: what libraries print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from jupyter_detllm.controls.guard import kernel_environment
+from jupyter_detllm.controls.ledger import MARKER
+from jupyter_detllm.errors import DetLLMError, EngineError
+from jupyter_detllm.verify.job import Job, Listener, run_job
+from jupyter_detllm.verify.kernels import ended_how, last_lines
+from jupyter_detllm.verify.messages import JsonListener, hear, job_json, read_job
+
+__all__ = ["run_in_worker"]
+
+_PATIENCE = 20.0
+
+
+def run_in_worker(job: Job, listener: Listener) -> None:
+    """Run a job in a child process and tell `listener` what happens.
+
+    Raises
+    ------
+    EngineError
+        When the engine does not start, or its process dies.
+    KeyboardInterrupt
+        When the user interrupts; the child is gone then.
+    """
+    with tempfile.TemporaryDirectory(prefix="detllm-worker-") as folder:
+        log = Path(folder) / "stderr.log"
+        with log.open("wb") as errors, _child(job, errors) as process:
+            done = _listen(process, job, listener)
+            code = process.wait(_PATIENCE) if done else process.wait()
+        if not done:
+            raise EngineError(_death(code, log))
+
+
+@contextlib.contextmanager
+def _child(job: Job, errors: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jupyter_detllm.verify.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        encoding="utf-8",
+        env=_environment(job),
+        # The terminal's interrupt is ours to pass on, once.
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """Return this process's variables and the controls; what the user has set stays."""
+    environ = dict(os.environ)
+    marked = (item.partition("=")[0] for item in environ.pop(MARKER, "").split())
+    for name in marked:
+        environ.pop(name, None)
+    return {**kernel_environment(job.spec.level), **environ}
+
+
+def _listen(process: subprocess.Popen[str], job: Job, listener: Listener) -> bool:
+    """Hear a child out; return whether it came to its end."""
+    if process.stdin is None or process.stdout is None:
+        raise AssertionError("both are pipes")
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+        json.dump(job_json(job), pipe)
+    for line in process.stdout:
+        if line == "done\n":
+            return True
+        hear(line, listener)
+    return False
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Interrupt a child that still runs, and what it started; then be rid of it."""
+    if process.stdout is not None:
+        process.stdout.close()
+    if process.poll() is None:
+        _signal(process, signal.SIGINT)
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+
+def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _death(code: int, log: Path) -> str:
+    lines = last_lines(log, 0)
+    text = f"the engine's process died ({ended_how(code)})"
+    return f"{text}; its last lines: {lines}" if lines else text
+
+
+def _main() -> int:
+    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", newline="\n")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def write(text: str) -> None:
+        channel.write(text)
+        channel.flush()
+
+    listener = JsonListener(write)
+    # A shell's background jobs ignore it, and so would we.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        run_job(read_job(json.load(sys.stdin)), listener)
+    except DetLLMError as error:
+        listener.error(error)
+        return 1
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 130
+    write("done\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
