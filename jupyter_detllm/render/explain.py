@@ -219,7 +219,8 @@ def _margin(pair: PairComparison, divergence: Divergence) -> list[Line]:
     if divergence.margin is None:
         lines = [Line("margin", "not recorded for this token")]
     else:
-        lines = [Line("margin", _margin_text(divergence, divergence.margin))]
+        greedy = pair.request.sampling.greedy
+        lines = [Line("margin", _margin_text(divergence, divergence.margin, classed=greedy))]
     sampling = pair.request.sampling
     if sampling.beam_width:
         lines.append(Line("sampled", "no: beam search compares whole texts, not single margins"))
@@ -236,8 +237,11 @@ def _margin(pair: PairComparison, divergence: Divergence) -> list[Line]:
     return lines
 
 
-def _margin_text(divergence: Divergence, margin: float) -> str:
-    text = f"{margin:.4g} nats ({divergence.margin_class})"
+def _margin_text(divergence: Divergence, margin: float, *, classed: bool) -> str:
+    text = f"{margin:.4g} nats"
+    if classed:
+        # Noise decides between sampled tokens: their margin is no measure of confidence.
+        text += f" ({divergence.margin_class})"
     if divergence.actual_margin is not None and math.isfinite(divergence.actual_margin):
         text += f", now {divergence.actual_margin:.4g}"
     if divergence.runner_up_taken is True:

@@ -1,0 +1,117 @@
+"""Reference pages generated from the tables in the code.
+
+``python -m tools.make_docs`` writes ``docs/controls.md``, ``docs/fields.md`` and
+``docs/verdicts.md``; with ``--check`` it exits 1 when one of them is not current.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from jupyter_detllm.controls.environ import ENV_CONTROLS, NO_EFFECT, RECORDED
+from jupyter_detllm.core.fields import FIELDS
+from jupyter_detllm.core.fieldspec import Group
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.verdict import RULES
+
+__all__ = ["PAGES", "main"]
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+NOTE = "<!-- Written by `python -m tools.make_docs`; change the table in the code instead. -->\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
+
+
+def controls() -> str:
+    """Return the page of determinism controls."""
+    rows = [
+        (
+            f"`{control.name}`",
+            "the thread count in use" if control.value is None else f"`{control.value}`",
+            ", ".join(level.value for level in Level if level in control.levels)
+            or ", ".join(f"`--{modifier.value}`" for modifier in sorted(control.modifiers)),
+            "everywhere" if control.platform is None else control.platform.value,
+            control.precedes.value,
+            f"{control.why} {control.evidence}".strip(),
+        )
+        for control in ENV_CONTROLS
+    ]
+    head = ("variable", "value", "asked for by", "platform", "must be set before", "why")
+    parts = [
+        "# Determinism controls\n",
+        NOTE,
+        "Set by `%detllm`, unless you have set them yourself: then your value stays and is "
+        "recorded as yours. What comes too late is not set, named, and recorded as late.\n",
+        _table(head, rows),
+        "## Recorded, never set\n",
+        _table(("variable", "why"), [(f"`{r.name}`", r.why) for r in RECORDED]),
+        "## In circulation, without effect\n",
+        "Named by `%detllm status` when you have set one; never set.\n",
+        _table(
+            ("variable", "why", "instead"), [(f"`{n.name}`", n.why, n.instead) for n in NO_EFFECT]
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def fields() -> str:
+    """Return the page of fingerprint fields."""
+    parts = [
+        "# Fingerprint fields\n",
+        NOTE,
+        "`identity`: another value is another model, nothing is compared. `numerics`: part of the "
+        "digest, named as a cause. `informational`: recorded, never a cause. The weight orders "
+        "differences: the likeliest to change results comes first.\n",
+    ]
+    for group in Group:
+        rows = [
+            (f"`{row.name}`", row.role.value, str(row.weight), row.meaning, row.why, row.align)
+            for row in FIELDS
+            if row.group is group
+        ]
+        head = ("field", "role", "weight", "meaning", "why", "how to align")
+        parts += [f"## {group.value}\n", _table(head, rows)]
+    return "\n".join(parts)
+
+
+def verdicts() -> str:
+    """Return the page of verdict rules."""
+    rows = [(str(i), rule.name, f"`{rule.verdict}`") for i, rule in enumerate(RULES, start=1)]
+    return "\n".join(
+        [
+            "# Verdict rules\n",
+            NOTE,
+            "The first rule that applies to a cell gives its verdict.\n",
+            _table(("order", "rule", "verdict"), rows),
+        ]
+    )
+
+
+PAGES = {"controls.md": controls, "fields.md": fields, "verdicts.md": verdicts}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the pages, or check that they are current."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args(argv).check
+    stale = []
+    for name, page in PAGES.items():
+        path, text = DOCS / name, page()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if not check:
+                path.write_text(text, encoding="utf-8")
+    if stale:
+        print(f"{'not current' if check else 'written'}: {', '.join(stale)}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
