@@ -122,11 +122,32 @@ def _release() -> ArgumentParser:
     )
 
 
+@cache
+def _bisect() -> ArgumentParser:
+    parser = ArgumentParser(
+        "%detllm bisect",
+        synopsis="[NAME] [options]",
+        description=(
+            "Send a saved cell's recorded requests again, with one setting changed at a time,\n"
+            "in processes of their own; name the change that makes its difference vanish."
+        ),
+    )
+    add = parser.add_argument
+    add("name", nargs="?", metavar="NAME", help="name or number of the cell that differs")
+    add("--notebook", metavar="FILE", help="the saved notebook, where the front end does not tell")
+    add("--policy", metavar="POLICY", help="what counts as equal: tokens, bitwise, ...")
+    add("--model", metavar="MODEL", help="what to load, where it is not demo")
+    add("--only", metavar="LIST", default="", help="try these settings only, comma-separated")
+    add("--all", action="store_true", help="go on after the first that makes it vanish")
+    return parser
+
+
 VERB_PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
     "use": _use,
     "status": _status,
     "stamps": _stamps,
     "release": _release,
+    "bisect": _bisect,
 }
 
 

@@ -119,6 +119,16 @@ class Surface:
         text = "engine: none is running" if report is None else status.release_text(model, report)
         show_text(self.shell, text)
 
+    def bisect(self, tokens: list[str]) -> None:
+        """Run `%detllm bisect`: nothing of this kernel's engine is used or changed."""
+        from jupyter_detllm.kernel.bisecting import bisect_saved
+
+        arguments = verb_parser("bisect").parse(tokens)
+        slot = Slot(self.shell, live=self.config.show_progress)
+        with slot.settled("bisect: nothing was found out"):
+            text = bisect_saved(self.shell, arguments, slot.line)
+        slot.finish(text.rstrip("\n"))
+
     def cell(self, line: str, body: str) -> None:
         """Run `%%detgen LINE` over `body`."""
         arguments = detgen_parser().parse(split_line(line))
@@ -177,6 +187,7 @@ VERBS: Mapping[str, Callable[[Surface, list[str]], None]] = {
     "status": Surface.status,
     "stamps": Surface.stamps,
     "release": Surface.release,
+    "bisect": Surface.bisect,
 }
 
 if VERBS.keys() != VERB_PARSERS.keys():

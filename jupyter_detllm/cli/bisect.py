@@ -1,0 +1,120 @@
+"""``jupyter detllm bisect``: the change of settings that makes a difference vanish."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+
+from jupyter_detllm.cli._options import add_json
+from jupyter_detllm.cli._output import notice, write, write_json
+from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.notebook import read_notebook
+from jupyter_detllm.core.policy import DEFAULT_POLICY, Policy
+from jupyter_detllm.errors import UsageError
+from jupyter_detllm.verify.sources import read_file
+
+__all__ = ["HELP", "NAME", "configure", "run"]
+
+NAME = "bisect"
+HELP = "name the setting that makes one cell differ from its reference"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.description = (
+        "Send one cell's recorded requests again, first unchanged and then with one setting "
+        "changed at a time, each in a process of its own. Nothing in the notebook is executed."
+    )
+    add = parser.add_argument
+    add("notebook", nargs="?", metavar="NOTEBOOK", help="a notebook file")
+    add("--cell", metavar="NAME", help="name or number of the cell; default: the one that differs")
+    add("--policy", metavar="POLICY", help="what counts as equal: tokens (default), bitwise, ...")
+    add("--model", metavar="MODEL", help="what to load, where it is not demo: a folder or hub id")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="an engine option of every run, over the recorded one; may be given again",
+    )
+    add("--only", metavar="LIST", default="", help="try these settings only, comma-separated")
+    add("--all", action="store_true", help="go on after the first that makes it vanish")
+    add("--list", action="store_true", help="list the settings that are tried, and stop")
+    add(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="longest a run may take (default 600)",
+    )
+    add("--quiet", action="store_true", help="no progress on stderr")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Bisect a cell, print what was found and return its exit code."""
+    from jupyter_detllm.verify.bisect_plan import settings_named
+
+    only = settings_named(args.only)
+    options = dict(_assignment(text) for text in args.set)
+    if not args.timeout >= 1:
+        raise UsageError(f"--timeout is {args.timeout:g}", expected="1 second or more")
+    if args.list:
+        return _list(as_json=args.json)
+    if args.notebook is None:
+        raise UsageError("bisect needs a notebook", fix="jupyter detllm bisect NOTEBOOK")
+    return _bisect(args, only, options)
+
+
+def _bisect(args: argparse.Namespace, only: tuple[str, ...], options: dict[str, FieldValue]) -> int:
+    from jupyter_detllm.render.bisect import bisect_json, bisect_text
+    from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell
+    from jupyter_detllm.verify.bisect_cell import choose_cell
+
+    asked = None if args.policy is None else Policy.parse(args.policy)
+    view = read_notebook(read_file(args.notebook).data)
+    cell = choose_cell(view, args.cell, asked or DEFAULT_POLICY)
+    policy = asked or cell.policy or DEFAULT_POLICY
+    # Being terminated is being interrupted: no run stays behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    report = bisect_cell(
+        args.notebook,
+        cell,
+        BisectOptions(policy, args.model, options, only, args.all, args.timeout),
+        say=(lambda line: None) if args.quiet else notice,
+    )
+    if args.json:
+        write_json(bisect_json(report))
+    else:
+        write(bisect_text(report))
+    return report.exit_code
+
+
+def _assignment(text: str) -> tuple[str, FieldValue]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.replace("-", "_").isidentifier():
+        raise UsageError(f"--set is {text[:40]!r}", expected="OPTION=VALUE, as vLLM spells it")
+    return name.replace("-", "_"), value
+
+
+def _list(*, as_json: bool) -> int:
+    from jupyter_detllm.verify.bisect_plan import SETTINGS
+
+    rows = sorted(SETTINGS, key=lambda row: row.cost)
+    if as_json:
+        write_json(
+            [
+                {
+                    "name": row.name,
+                    "engines": list(row.engines),
+                    "platforms": [platform.value for platform in row.platforms],
+                    "why": row.why,
+                    "adopt": row.adopt,
+                }
+                for row in rows
+            ]
+        )
+        return 0
+    columns = max(len(row.name) for row in rows)
+    write("\n".join(f"{row.name:<{columns}}  {row.why}" for row in rows))
+    return 0

@@ -1,0 +1,248 @@
+"""What a bisection tries, and in which order: one change of settings at a time. Pure.
+
+A setting is a row of SETTINGS. What two fingerprints say differs comes first, put back to
+its recorded value (`aligned`); the rows follow by cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.errors import UsageError
+from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.verify.bisect_align import aligned
+from jupyter_detllm.verify.bisect_change import Change, Composition, Conditions
+
+__all__ = ["SETTINGS", "Setting", "Trial", "plan", "settings_named"]
+
+_VLLM = ("vllm",)
+_BOTH = ("fake", "vllm")
+_CPU, _CUDA = (Platform.CPU,), (Platform.CUDA,)
+_ANY = tuple(Platform)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row of the table.
+
+    Attributes
+    ----------
+    name
+        For people and for ``--only``.
+    engines, platforms
+        Where it exists.
+    change
+        What it changes.
+    cost
+        The order: what a user gives up for it, from nothing to most.
+    why
+        One sentence: why it can make a difference vanish.
+    adopt
+        How to run with it from now on.
+    shown_by
+        Fingerprint field and the value it has where the setting is in force already.
+    unless
+        Whether `shown_by` holds for every value except that one.
+    """
+
+    name: str
+    engines: tuple[str, ...]
+    platforms: tuple[Platform, ...]
+    change: Change
+    cost: int
+    why: str
+    adopt: str
+    shown_by: tuple[str, FieldValue] | None = None
+    unless: bool = False
+
+    def offered(self, base: Conditions, platform: Platform, levels: Iterable[Level]) -> bool:
+        """Tell whether engine and platform have it."""
+        return (
+            base.engine in self.engines
+            and platform in self.platforms
+            and (self.change.level is None or self.change.level in levels)
+        )
+
+    def in_force(self, base: Conditions, found: Mapping[str, FieldValue]) -> bool:
+        """Tell whether it would change nothing: `found` are the fields of the unchanged run."""
+        if self.shown_by is not None and self.shown_by[0] in found:
+            name, value = self.shown_by
+            return (found[name] == value) is not self.unless
+        return self.change.applied(base) == base
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One change to try; `setting` is None where a recorded value is put back."""
+
+    name: str
+    change: Change
+    why: str
+    adopt: str
+    setting: Setting | None = None
+
+
+def _option(name: str) -> str:
+    return f"%detllm use MODEL --{name}"
+
+
+# One row is one thought: the formatter would spread each over a dozen lines.
+# fmt: off
+SETTINGS: tuple[Setting, ...] = (
+    Setting("alone", _BOTH, _ANY, Change(composition=Composition.ALONE), 10,
+            "Kernels depend on the number of rows in a batch.",
+            "give each prompt a cell of its own, or use level invariant"),
+    Setting("prefix-cache-off", _BOTH, _ANY, Change({"enable_prefix_caching": False}), 20,
+            "A cached prefix leaves fewer rows to compute.",
+            _option("enable-prefix-caching false"), ("engine.prefix_cache", False)),
+    Setting("prefix-cache-on", _BOTH, _ANY, Change({"enable_prefix_caching": True}), 21,
+            "The recorded run may have found its prefix cached.",
+            _option("enable-prefix-caching true"), ("engine.prefix_cache", True)),
+    Setting("in-process", _VLLM, _ANY, Change(environ={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}), 24,
+            "In a process of its own the engine batches requests by the time they arrive.",
+            "level repeatable, or VLLM_ENABLE_V1_MULTIPROCESSING=0 before Python starts",
+            ("controls.VLLM_ENABLE_V1_MULTIPROCESSING", "0")),
+    Setting("async-scheduling-off", _VLLM, _ANY, Change({"async_scheduling": False}), 25,
+            "Asynchronous scheduling changes which requests share a step.",
+            _option("async-scheduling false"), ("engine.async_scheduling", False)),
+    Setting("chunked-prefill-off", _BOTH, _ANY, Change({"enable_chunked_prefill": False}), 30,
+            "A prompt that is cut into chunks is computed in other shapes.",
+            _option("enable-chunked-prefill false"), ("engine.chunked_prefill", False)),
+    Setting("chunked-prefill-on", _BOTH, _ANY, Change({"enable_chunked_prefill": True}), 31,
+            "The recorded run may have cut its prompts into chunks.",
+            _option("enable-chunked-prefill true"), ("engine.chunked_prefill", True)),
+    Setting("long-steps", _BOTH, _ANY, Change({"max_num_batched_tokens": 16384}), 32,
+            "With room for more tokens in a step fewer prompts are cut or put off.",
+            _option("max-num-batched-tokens 16384"), ("engine.max_num_batched_tokens", 16384)),
+    Setting("one-sequence", _BOTH, _ANY, Change({"max_num_seqs": 1}), 35,
+            "With one sequence at a time nothing shares a step, whatever is asked together.",
+            _option("max-num-seqs 1"), ("engine.max_num_seqs", 1)),
+    Setting("flashinfer-sampler-off", _VLLM, _CUDA,
+            Change(environ={"VLLM_USE_FLASHINFER_SAMPLER": "0"}), 40,
+            "FlashInfer's sampler draws in another way than the seeded one.",
+            "level repeatable, or VLLM_USE_FLASHINFER_SAMPLER=0 before Python starts",
+            ("controls.VLLM_USE_FLASHINFER_SAMPLER", "0")),
+    Setting("split-kv-off", _VLLM, _CPU, Change(environ={"VLLM_CPU_ATTN_SPLIT_KV": "0"}), 45,
+            "Attention splits its KV range by free threads, so by the size of the batch.",
+            "VLLM_CPU_ATTN_SPLIT_KV=0 before Python starts",
+            ("controls.VLLM_CPU_ATTN_SPLIT_KV", "0")),
+    Setting("triton-attention", _VLLM, _CUDA, Change({"attention_backend": "TRITON_ATTN"}), 50,
+            "Each attention backend sums in its own order.",
+            _option("attention-backend TRITON_ATTN"), ("engine.attention_backend", "TRITON_ATTN")),
+    Setting("flash-attention", _VLLM, _CUDA, Change({"attention_backend": "FLASH_ATTN"}), 51,
+            "Each attention backend sums in its own order.",
+            _option("attention-backend FLASH_ATTN"), ("engine.attention_backend", "FLASH_ATTN")),
+    Setting("level-repeatable", _BOTH, _ANY, Change(level=Level.REPEATABLE), 55,
+            "It sets every control that run-to-run determinism needs.",
+            "%detllm --level repeatable"),
+    Setting("deterministic-algorithms", _VLLM, _ANY, Change(torch_deterministic="warn"), 60,
+            "torch takes slower kernels that add in a fixed order.",
+            "%detllm --torch-deterministic warn", ("torch.deterministic_algorithms", "warn")),
+    Setting("no-tf32", _VLLM, _CUDA, Change(environ={"NVIDIA_TF32_OVERRIDE": "0"}), 65,
+            "TF32 keeps 10 bits of mantissa in float32 products.",
+            "%detllm --no-tf32", ("controls.NVIDIA_TF32_OVERRIDE", "0")),
+    Setting("one-thread", _VLLM, _CPU, Change(environ={"OMP_NUM_THREADS": "1"}), 70,
+            "CPU attention splits its KV range by thread count.",
+            "OMP_NUM_THREADS=1 before Python starts", ("torch.threads", 1)),
+    Setting("eager", _BOTH, _ANY, Change({"enforce_eager": True}), 75,
+            "Compiled graphs fuse and pad differently from eager.",
+            "%detllm --eager", ("engine.compile", "eager")),
+    Setting("compiled", _BOTH, _ANY, Change({"enforce_eager": False}), 80,
+            "The recorded run may have been compiled.",
+            _option("enforce-eager false"), ("engine.compile", "eager"), True),
+    Setting("float32", _BOTH, _ANY, Change({"dtype": "float32"}), 90,
+            "In float32 sums in another order differ too little to change a token.",
+            "%detllm --dtype float32", ("engine.dtype", "float32")),
+    Setting("level-invariant", _BOTH, _ANY, Change(level=Level.INVARIANT), 95,
+            "A generation then does not depend on what shares its batch.",
+            "%detllm --level invariant"),
+)
+# fmt: on
+
+
+def settings_named(text: str) -> tuple[str, ...]:
+    """Read ``alone,eager``: names of rows, comma-separated.
+
+    Raises
+    ------
+    UsageError
+        For one that does not exist, with the nearest.
+    """
+    from difflib import get_close_matches
+
+    known = [row.name for row in SETTINGS]
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, 1, 0.5)
+            raise UsageError(
+                f"there is no setting {name[:40]!r}",
+                expected=near[0] if near else ", ".join(known),
+            )
+    return names
+
+
+def plan(
+    base: Conditions,
+    found: Fingerprint,
+    diffs: Iterable[FieldDiff],
+    *,
+    platform: Platform,
+    levels: Iterable[Level],
+    only: Iterable[str] = (),
+) -> tuple[Trial, ...]:
+    """Return what to try after the unchanged run, in order.
+
+    Parameters
+    ----------
+    base
+        The conditions of the unchanged run.
+    found
+        Its fingerprint, as the engine resolved it.
+    diffs
+        Recorded against found (batch and level as fields), the likeliest cause first.
+    platform, levels
+        Where it runs, and the levels that can be had.
+    only
+        Names of rows; with any, nothing else is tried.
+    """
+    chosen, levels = frozenset(only), tuple(levels)
+    trials = [] if chosen else _alignments(base, diffs, platform, levels)
+    seen = [trial.change.applied(base) for trial in trials]
+    values = found.values()
+    for row in sorted(SETTINGS, key=lambda row: row.cost):
+        if chosen and row.name not in chosen:
+            continue
+        if not row.offered(base, platform, levels) or row.in_force(base, values):
+            continue
+        if row.change.applied(base) not in seen:
+            trials.append(Trial(row.name, row.change, row.why, row.adopt, row))
+    return tuple(trials)
+
+
+def _alignments(
+    base: Conditions, diffs: Iterable[FieldDiff], platform: Platform, levels: Sequence[Level]
+) -> list[Trial]:
+    out: list[Trial] = []
+    seen = [base]
+    together = Change()
+    for diff in diffs:
+        change = aligned(diff, base.engine, platform, levels)
+        if change is None or change.applied(base) in seen:
+            continue
+        seen.append(change.applied(base))
+        together = together.joined(change)
+        name = f"{diff.name} as recorded ({_shown(diff.left)})"
+        out.append(Trial(name, change, diff.why, diff.align))
+    if len(out) > 1:
+        why = "No single one of them is enough."
+        hints = dict.fromkeys(trial.adopt for trial in out if trial.adopt)
+        out.append(Trial("all recorded settings together", together, why, "; ".join(hints)))
+    return out
+
+
+def _shown(value: FieldValue) -> str:
+    return "unset" if value is None else str(value)
