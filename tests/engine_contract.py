@@ -21,7 +21,7 @@ from jupyter_detllm.core.generation import (
     PromptKind,
     build_requests,
 )
-from jupyter_detllm.engines.base import Engine, Progress, SamplingOptions
+from jupyter_detllm.engines.base import Engine, Progress, SamplingOptions, Scorer
 from jupyter_detllm.errors import DetLLMError, RequestError
 
 __all__ = ["CHECKS", "ask", "run", "shutdown_twice", "unknown_option"]
@@ -197,6 +197,42 @@ def fields_have_rows(engine: Engine) -> None:
     assert engine.model().name
 
 
+def recorded_tokens_are_scored(engine: Engine) -> None:
+    """A greedy text scores as its own; what no text holds scores far below."""
+    if not engine.capabilities.score:
+        return
+    assert isinstance(engine, Scorer)
+    request = ask(engine, QUESTIONS[:1])[0]
+    (generation,) = run(engine, (request,))
+    scores = engine.score(request, generation)
+    assert len(scores) == len(generation.token_ids)
+    assert all(s.logprob <= s.best_logprob <= 0.0 for s in scores)
+    behind = [s.best_logprob - s.logprob for s in scores]
+    # A prefill rounds in another way than a decode did.
+    assert max(behind) <= 0.5
+    assert generation.evidence is not None
+    pairs = zip(generation.evidence.chosen, scores, strict=True)
+    assert max(abs(recorded - s.logprob) for recorded, s in pairs) <= 0.5
+    ids = generation.token_ids
+    wrong = replace(generation, token_ids=(ids[0], ids[0], *ids[2:]))
+    changed = engine.score(request, wrong)
+    assert changed[0] == scores[0]
+    assert changed[1].best_logprob - changed[1].logprob > 0.5
+    # Scoring leaves the engine as it was.
+    assert run(engine, (request,)) == (generation,)
+
+
+def scoring_what_does_not_fit_is_one_line(engine: Engine) -> None:
+    if not isinstance(engine, Scorer):
+        return
+    request = ask(engine, QUESTIONS[:1])[0]
+    (generation,) = run(engine, (request,))
+    for ids in ((2**31 - 1,), generation.token_ids * 10_000):
+        with pytest.raises(RequestError) as error:
+            engine.score(request, replace(generation, token_ids=ids))
+        assert "\n" not in str(error.value)
+
+
 CHECKS: tuple[Callable[[Engine], None], ...] = (
     order_and_count,
     nothing_asked_nothing_returned,
@@ -215,6 +251,8 @@ CHECKS: tuple[Callable[[Engine], None], ...] = (
     progress_only_grows,
     beams_are_ordered_and_repeat,
     fields_have_rows,
+    recorded_tokens_are_scored,
+    scoring_what_does_not_fit_is_one_line,
 )
 
 
