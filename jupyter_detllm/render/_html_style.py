@@ -67,7 +67,7 @@ pre.prefix { border-radius: .4rem .4rem 0 0; border-bottom: 0; }
   border-bottom: 1px solid var(--line); }
 mark { background: var(--mark); color: inherit; padding: .05em 0; border-radius: .2em;
   text-decoration: underline; text-underline-offset: .2em; }
-figure { margin: .75rem 0 0; }
+figure { margin: .75rem 0 0; overflow-x: auto; }
 figcaption { font-size: .8rem; }
 svg { display: block; width: 100%; max-width: 60rem; height: auto; }
 svg text { fill: var(--muted); font: 11px system-ui, sans-serif; }
@@ -81,15 +81,17 @@ svg text.parting-label { fill: var(--bad); }
 footer { margin-top: 3rem; font-size: .8rem; color: var(--muted); }
 @media (max-width: 40rem) { .sides { grid-template-columns: 1fr; }
   .sides > div + div { border-left: 1px solid var(--line); border-top: 0; }
+  svg { min-width: 32rem; } td.why { min-width: 12rem; }
   dl { grid-template-columns: 1fr; } dt, dd { grid-column: 1; } }
 @media print { :root { color-scheme: light; --bg: #fff; --panel: #fff; --text: #000;
   --muted: #444; --line: #999; --ok: #116329; --ok-bg: #fff; --bad: #a40e26; --bad-bg: #fff;
   --open: #6f4400; --open-bg: #fff; --mark: #eee; --curve: #0a5dc2; --curve2: #8250df;
   --near: #bc4c00; --band: #f3f3f3; }
   body { max-width: none; padding: 0; font-size: 10pt; }
-  details::details-content { content-visibility: visible; block-size: auto; }
-  h2, h3, h4, summary { break-after: avoid; } figure, tr, .side { break-inside: avoid; }
-  td.why, td.value { min-width: 0; } td.field { white-space: normal; overflow-wrap: anywhere; } }
+  details:not(.margins)::details-content { content-visibility: visible; block-size: auto; }
+  details.margins { display: none; }
+  h2, h3, h4, summary { break-after: avoid; } figure, tr, .sides { break-inside: avoid; }
+  td.why, td.value { min-width: 0; overflow-wrap: break-word; } }
 """
 
 

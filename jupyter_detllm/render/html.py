@@ -59,6 +59,8 @@ def _conclusion(report: Report) -> str:
 
 def _summary(report: Report) -> str:
     """Return one row per notebook: how many cells have which verdict."""
+    if report.mode is Mode.COMPARE and not report.cells:
+        return ""
     verdicts = list(report.verdicts)
     head = "".join(f'<th scope="col" class="num">{inline(v)}</th>' for v in verdicts)
     rows = []
@@ -201,7 +203,7 @@ def _pair(pair: PairComparison, index: int, total: int, uid: str, labels: tuple[
     tokens = len(pair.reference.token_ids)
     chart = margin_chart(pair, uid, labels)
     if chart and pair.divergence is None:
-        chart = f"<details><summary>margins</summary>{chart}</details>"
+        chart = f'<details class="margins"><summary>margins</summary>{chart}</details>'
     return (
         f"<h4>generation {index} of {total}: {inline(state)} ({tokens} tokens)</h4>"
         f"{prompt_html(pair.request)}{texts_html(pair, labels)}{chart}\n"
