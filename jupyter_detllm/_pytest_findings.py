@@ -13,7 +13,7 @@ from jupyter_detllm.render.explain import MAX_LINES, explain
 from jupyter_detllm.render.visible import clip, visible
 from jupyter_detllm.verify.report import ACCEPTABLE, CellReport, Mode, NotebookReport, Standing
 
-__all__ = ["Finding", "Findings", "field_lines", "findings_of", "labelled"]
+__all__ = ["PROMOTED", "Finding", "Findings", "field_lines", "findings_of", "labelled"]
 
 # Reports name the options of the command line.
 _OPTIONS = (
@@ -25,6 +25,9 @@ _OPTIONS = (
     ("Try: --max-tokens-total ", "Try: --detllm-max-tokens-total="),
 )
 _WIDTH = 110
+
+PROMOTED = frozenset({ChangeKind.ADDED, ChangeKind.REPLACED})
+"""What an update does with a cell whose stamp becomes its reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ class Findings:
     problems
         What is wrong with the file or its execution as a whole, one line each.
     fields
-        What differs between recorded and present fingerprints, likeliest cause first.
+        What differs between recorded and present fingerprints, likeliest cause first; not
+        of cells that the update accepts.
     compared
         Whether fingerprints of two runs were there to compare.
     """
@@ -106,7 +110,8 @@ def findings_of(
         for cell in report.cells
     }
     problems = tuple(_own_options(visible(problem)) for problem in report.problems)
-    counted = [cell for cell in report.cells if not cell.skipped]
+    kept = [cell for cell in report.cells if kinds.get(cell.view.label) not in PROMOTED]
+    counted = [cell for cell in kept if not cell.skipped]
     return Findings(cells, problems, _fields(counted), any(map(_two_runs, counted)))
 
 

@@ -8,12 +8,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from jupyter_detllm._pytest_findings import Finding, Findings, field_lines, labelled
+from jupyter_detllm._pytest_findings import PROMOTED, Finding, Findings, field_lines, labelled
 from jupyter_detllm._pytest_run import Verifier
 from jupyter_detllm.core.notebook import CellView, read_notebook
-from jupyter_detllm.core.promotion import ChangeKind
 from jupyter_detllm.core.verdict import Verdict
-from jupyter_detllm.errors import NotebookError
+from jupyter_detllm.errors import DetLLMError, NotebookError
 from jupyter_detllm.verify.report import Standing
 from jupyter_detllm.verify.sources import read_file
 
@@ -21,7 +20,6 @@ __all__ = ["VERIFIER", "CellItem", "FingerprintItem", "Notebook", "NotebookItem"
 
 VERIFIER = pytest.StashKey[Verifier]()
 FINGERPRINT = "fingerprint"
-_PROMOTED = (ChangeKind.ADDED, ChangeKind.REPLACED)
 
 
 class Notebook(pytest.File):
@@ -90,6 +88,11 @@ class NotebookItem(pytest.Item):
         # Not the node id: the terminal would write its dots as colons.
         return self.path, max(self.number - 1, 0), f"{self.path.name}: {self.name}"
 
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
+        """Return the message alone where the failure was meant, ours or pytest-timeout's."""
+        meant = isinstance(excinfo.value, (pytest.fail.Exception, DetLLMError))
+        return super().repr_failure(excinfo, style="value" if meant else None)
+
     def verified(self) -> Findings:
         """Return what is found about the notebook; the first to ask has it verified."""
         if self.skipped:
@@ -136,7 +139,7 @@ class CellItem(NotebookItem):
         settings, standing = self._verifier.settings, finding.standing
         if standing is Standing.ACCEPTED:
             return
-        if finding.change in _PROMOTED:
+        if finding.change in PROMOTED:
             pytest.skip(f"{finding.verdict}: its stamp becomes the reference ({finding.reason})")
         if settings.update is not None and standing is Standing.RECORDED:
             pytest.skip(f"{finding.verdict}: nothing to update")

@@ -21,6 +21,8 @@ from jupyter_detllm.verify.update import WriteResult, write_notebook
 
 __all__ = ["Verifier", "update_file"]
 
+_CUT_SHORT = Findings(problems=("not run: the verification was cut short",))
+
 
 class Verifier:
     """Verifies a notebook when its first item runs, and remembers what was found.
@@ -63,6 +65,8 @@ class Verifier:
         """
         if path not in self._found:
             paths = list(selected()) if self.settings.mode is Mode.REPLAY else [path]
+            # Should pytest end the item meanwhile, the next one does not try again.
+            self._found.update(dict.fromkeys(paths, _CUT_SHORT))
             for each, report in zip(paths, self._reports(paths), strict=True):
                 changes = self._changes(each)
                 mode = self.settings.mode
