@@ -83,6 +83,7 @@ def informational_heading(found: EnvironmentReport, notebook: NotebookReport) ->
     known = [comparison for comparison in compared if comparison is not None]
     if any(not comparison.tokens_equal for comparison in known) and not found.telling:
         return "informational fields that differ; none is known to change results by itself:"
-    if known and all(comparison.tokens_equal for comparison in known):
+    # Without a pair nothing was compared, and nothing is equal.
+    if known and all(c.pairs and c.complete and c.tokens_equal for c in known):
         return "also different, unlikely to matter since the outputs are equal:"
     return "also different, unlikely to matter while outputs are equal:"

@@ -2,19 +2,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jupyter_detllm.cli import main
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
+from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import ModelIdentity
-from jupyter_detllm.core.verdict import Verdict
+from jupyter_detllm.core.verdict import Verdict, facts_of
 from jupyter_detllm.render import render_report
-from jupyter_detllm.render.environment import environment_lines
+from jupyter_detllm.render.environment import environment_lines, informational_heading
 from jupyter_detllm.verify.compare import SideChoice, compare_paths
 from jupyter_detllm.verify.report import NotebookReport, PolicySource, Report, Standing
 from tests.builders import (
@@ -27,6 +30,7 @@ from tests.builders import (
     stamped_cell,
     with_actual,
 )
+from tests.fakes import Run
 from tests.unit.test_render_text import validate
 
 SOURCE = "%%detgen haiku\nWrite a haiku."
@@ -398,3 +402,14 @@ def test_the_order_of_fields_does_not_depend_on_the_order_of_sides(tmp_path: Pat
     assert render_report(compare_paths(a, a), "text").endswith(
         "verified: the fingerprints were compared and accepted\n"
     )
+
+
+def test_outputs_are_not_called_equal_when_no_request_was_common() -> None:
+    run = Run(prompts=(Prompt.chat("one"),), name="a")
+    other = replace(run, prompts=(Prompt.chat("two"),))
+    facts = facts_of(run.stamp(), other.stamp())
+    assert facts.comparison is not None
+    assert facts.comparison.tokens_equal  # vacuously: there is no pair
+    cell = SimpleNamespace(outcome=SimpleNamespace(facts=facts))
+    heading = informational_heading(SimpleNamespace(telling=()), SimpleNamespace(cells=(cell,)))
+    assert heading == "also different, unlikely to matter while outputs are equal:"
