@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any
 
+import jsonschema
 import pytest
 
 from jupyter_detllm.core.levels import Level
@@ -19,6 +21,9 @@ from jupyter_detllm.verify.bisect_run import Run
 from tests.bisecting import Machine, view
 
 ALONE = ((0,), (1,), (2,))
+SCHEMA = json.loads(
+    (files("jupyter_detllm") / "schemas" / "bisect-1.schema.json").read_text(encoding="utf-8")
+)
 
 
 def bisect(cell: CellView, machine: Machine, **options: Any) -> BisectReport:
@@ -296,6 +301,7 @@ def test_json_holds_what_text_shows() -> None:
     machine = Machine({"batch_sensitive": True})
     report = bisect(view(machine.record(groups=ALONE), machine.record()), machine)
     data = json.loads(json.dumps(bisect_json(report)))
+    jsonschema.validate(data, SCHEMA)
     assert data["schema"] == "detllm.bisect/1"
     assert data["causes"] == [report.causes[0].name]
     text = bisect_text(report)
