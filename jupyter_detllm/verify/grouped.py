@@ -115,6 +115,9 @@ class GroupResult:
         self.failures[batch] = reason
         self._over(batch)
 
+    def finished(self) -> None:
+        """Nothing is left to hear."""
+
     def _over(self, batch: int) -> None:
         self._progress.finish((id(self), batch), self.group.batches[batch].tokens)
 

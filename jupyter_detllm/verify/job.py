@@ -110,6 +110,9 @@ class Listener(Protocol):
     def failed(self, batch: int, reason: str) -> None:
         """Learn that a batch failed in the engine."""
 
+    def finished(self) -> None:
+        """Learn that all is done; what follows is the engine's shutdown."""
+
 
 def run_job(job: Job, listener: Listener) -> None:
     """Run a job in this process, which must not have started an engine before.
@@ -126,6 +129,7 @@ def run_job(job: Job, listener: Listener) -> None:
         found = model_identity(job.spec.model)
         if found.digests() != job.identity.digests():
             listener.other_model(found)
+            listener.finished()
             return
     running = start(job.engine, job.spec, job.modifiers, progress=listener.stage)
     try:
@@ -133,6 +137,7 @@ def run_job(job: Job, listener: Listener) -> None:
         model = engine.model()
         if model.digests() != job.identity.digests():
             listener.other_model(model)
+            listener.finished()
             return
         listener.started(
             Circumstances(
@@ -143,6 +148,7 @@ def run_job(job: Job, listener: Listener) -> None:
             )
         )
         _run_batches(engine, job, listener)
+        listener.finished()
     finally:
         running.engine.shutdown()
 

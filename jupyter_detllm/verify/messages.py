@@ -125,6 +125,10 @@ class JsonListener:
         """Write that a batch failed."""
         self._say("failed", batch=batch, reason=reason)
 
+    def finished(self) -> None:
+        """Write that all is done."""
+        self._say("finished")
+
     def error(self, error: DetLLMError) -> None:
         """Write what ended the job."""
         self._say("error", what=error.what, expected=error.expected, fix=error.fix)
@@ -139,8 +143,8 @@ def _scores_json(scores: Scores) -> Json:
     }
 
 
-def hear(line: str, listener: Listener) -> None:
-    """Tell `listener` what a line of `JsonListener` says.
+def hear(line: str, listener: Listener) -> bool:
+    """Tell `listener` what a line of `JsonListener` says; return whether it was the last.
 
     Raises
     ------
@@ -152,6 +156,7 @@ def hear(line: str, listener: Listener) -> None:
     if event == "error":
         raise EngineError(data["what"], expected=data["expected"], fix=data["fix"])
     _HEARD[event](listener, data)
+    return bool(event == "finished")
 
 
 def _started(listener: Listener, data: Mapping[str, Any]) -> None:
@@ -194,4 +199,5 @@ _HEARD: dict[str, Callable[[Listener, Mapping[str, Any]], None]] = {
     "generated": _generated,
     "scored": _scored,
     "failed": lambda listener, data: listener.failed(data["batch"], data["reason"]),
+    "finished": lambda listener, data: listener.finished(),
 }

@@ -42,10 +42,12 @@ def run_in_worker(job: Job, listener: Listener) -> None:
     with tempfile.TemporaryDirectory(prefix="detllm-worker-") as folder:
         log = Path(folder) / "stderr.log"
         with log.open("wb") as errors, _child(job, errors) as process:
-            done = _listen(process, job, listener)
-            code = process.wait(_PATIENCE) if done else process.wait()
-        if not done:
-            raise EngineError(_death(code, log))
+            if _listen(process, job, listener):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_PATIENCE)
+                return
+            code = process.wait()
+        raise EngineError(_death(code, log))
 
 
 @contextlib.contextmanager
@@ -77,16 +79,12 @@ def _environment(job: Job) -> dict[str, str]:
 
 
 def _listen(process: subprocess.Popen[str], job: Job, listener: Listener) -> bool:
-    """Hear a child out; return whether it came to its end."""
+    """Hear a child out; return whether it did all it had to do."""
     if process.stdin is None or process.stdout is None:
         raise AssertionError("both are pipes")
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         json.dump(job_json(job), pipe)
-    for line in process.stdout:
-        if line == "done\n":
-            return True
-        hear(line, listener)
-    return False
+    return any(hear(line, listener) for line in process.stdout)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -113,6 +111,25 @@ def _death(code: int, log: Path) -> str:
     return f"{text}; its last lines: {lines}" if lines else text
 
 
+class _Teller(JsonListener):
+    """Tells the parent, and leaves the engine to the end of its process where that does."""
+
+    alone = False
+
+    def finished(self) -> None:
+        """Write that all is done, and end."""
+        super().finished()
+        if self.alone:
+            # Taking vLLM down in order takes seconds; the system takes all of it at once.
+            os._exit(0)
+
+
+def _is_alone(job: Job) -> bool:
+    """Tell whether the engine has no process but this one."""
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    return all(job.spec.options.get(name) in (None, 1) for name in sizes)
+
+
 def _main() -> int:
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", newline="\n")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -121,17 +138,18 @@ def _main() -> int:
         channel.write(text)
         channel.flush()
 
-    listener = JsonListener(write)
+    listener = _Teller(write)
     # A shell's background jobs ignore it, and so would we.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        run_job(read_job(json.load(sys.stdin)), listener)
+        job = read_job(json.load(sys.stdin))
+        listener.alone = _is_alone(job)
+        run_job(job, listener)
     except DetLLMError as error:
         listener.error(error)
         return 1
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
-    write("done\n")
     return 0
 
 

@@ -69,12 +69,13 @@ def test_events_are_heard_as_they_were_said() -> None:
         ("generated", 0, CALL.generations),
         ("scored", 1, (scores, Scores(0, 0, problem="too long"))),
         ("failed", 4, "reason"),
+        ("finished",),
     ]
     for name, *values in said:
         getattr(teller, name)(*values)
     assert all(line.count("\n") == 1 for line in lines)
-    for line in lines:
-        hear(line, heard)  # type: ignore[arg-type]
+    ends = [hear(line, heard) for line in lines]  # type: ignore[arg-type]
+    assert ends == [False] * (len(said) - 1) + [True]
     assert heard.events == said
 
 
