@@ -111,7 +111,7 @@ def generate(
     length_penalty: float | None = None,
     store_prompt: bool = True,
 ) -> list[Generation]:
-    """Generate in one call; the running cell is stamped.
+    """Generate in one call, ordered by prompt and completion; the running cell is stamped.
 
     Parameters
     ----------
@@ -132,33 +132,23 @@ def generate(
     store_prompt
         Keep the prompts in the stamp, not only their digests.
 
-    Returns
-    -------
-    list of Generation
-        Ordered by prompt and completion.
-
     Raises
     ------
     DetLLMError
         Without an engine, or for a request that cannot be run.
     """
     session = _session()
-    ask = Ask(
-        prompts=tuple(_prompt(item, text, system) for item in _several(prompts)),
-        options=SamplingOptions(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            max_tokens=max_tokens,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop) if stop else None,
-            beam_width=beam_width,
-            length_penalty=length_penalty,
-        ),
-        name=name,
-        n=n,
-        seed=seed,
-        store_prompt=store_prompt,
+    options = SamplingOptions(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop) if stop else None,
+        beam_width=beam_width,
+        length_penalty=length_penalty,
     )
+    asked = tuple(_prompt(item, text, system) for item in _several(prompts))
+    ask = Ask(asked, options, name, n, seed, store_prompt)
     if current_shell() is not None:
         return list(session.run(ask, session.prepare(ask)).generations)
     return _outside_cells(session, ask)
