@@ -144,6 +144,9 @@ class _Collector:
     def scored(self, batch: int, scores: tuple[Scores, ...]) -> None:
         """Nothing is scored here."""
 
+    def finished(self) -> None:
+        """What was kept is read afterwards."""
+
     def failed(self, batch: int, reason: str) -> None:
         """Keep why a call failed."""
         self.problem = self.problem or reason
