@@ -20,11 +20,13 @@ import argparse
 import datetime
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,15 @@ for call in work["calls"]:
 """
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of wall and CPU time of one way, and how busy the machine was at its end."""
+
+    wall: float
+    cpu: float
+    load: float
+
+
 def main() -> None:
     """Make the notebooks, time every way, write the result file, print it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -88,7 +99,7 @@ def measure(notebooks: int, model: str, folder: Path, skip: frozenset[str]) -> d
     """Return seconds per way, and the ratios that matter."""
     detllm = [sys.executable, "-m", "jupyter_detllm"]
     made = make(notebooks, model, Level.REPEATABLE, folder / "repeatable")
-    seconds: dict[str, float] = {}
+    seconds: dict[str, Cost] = {}
     if "bare" not in skip:
         seconds["bare"] = bare(notebooks, model, folder)
     seconds["replay"] = timed([*detllm, "replay", "--quiet", *made])
@@ -104,8 +115,10 @@ def measure(notebooks: int, model: str, folder: Path, skip: frozenset[str]) -> d
         "generation_cells": CELLS * notebooks,
         "prompts_per_cell": 2,
         "tokens_per_prompt": TOKENS,
-        "seconds": {name: round(value, 1) for name, value in seconds.items()},
-        "ratios": ratios(seconds),
+        "seconds": {name: round(cost.wall, 1) for name, cost in seconds.items()},
+        "cpu_seconds": {name: round(cost.cpu, 1) for name, cost in seconds.items()},
+        "load_average": {name: cost.load for name, cost in seconds.items()},
+        "ratios": ratios({name: cost.wall for name, cost in seconds.items()}),
         "budget_replay_over_bare": 1.2,
     }
 
@@ -169,7 +182,7 @@ def make(notebooks: int, model: str, level: Level, folder: Path) -> list[str]:
     return paths
 
 
-def bare(notebooks: int, model: str, folder: Path) -> float:
+def bare(notebooks: int, model: str, folder: Path) -> Cost:
     """Time one engine start and the same generations without our package."""
     from jupyter_detllm.controls.guard import kernel_environment
 
@@ -201,7 +214,7 @@ def arguments(model: str) -> dict[str, object]:
     return found
 
 
-def nbval(paths: Sequence[str], folder: Path) -> float:
+def nbval(paths: Sequence[str], folder: Path) -> Cost:
     """Time nbval, which is fetched into a folder of its own: it slows every pytest down."""
     target = folder / "nbval"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
@@ -212,16 +225,21 @@ def nbval(paths: Sequence[str], folder: Path) -> float:
     return timed([sys.executable, "-m", "pytest", *root, *options, *paths], environ)
 
 
-def timed(command: Sequence[str], environ: dict[str, str] | None = None) -> float:
-    """Return the wall seconds of a process that must succeed."""
+def timed(command: Sequence[str], environ: dict[str, str] | None = None) -> Cost:
+    """Return what a process that must succeed costs, its children included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
     seconds = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    name = " ".join(word for word in command[1:4] if "\n" not in word)
     if done.returncode != 0:
         sys.stderr.write(done.stdout[-4000:] + done.stderr[-4000:])
-        raise SystemExit(f"{' '.join(command[1:5])} ended with exit code {done.returncode}")
-    sys.stderr.write(f"{seconds:7.1f} s  {' '.join(command[1:4])}\n")
-    return seconds
+        raise SystemExit(f"{name} ended with exit code {done.returncode}")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    load = round(os.getloadavg()[0], 2)
+    sys.stderr.write(f"{seconds:7.1f} s, {cpu:.1f} s of CPU, load {load}: {name}\n")
+    return Cost(seconds, cpu, load)
 
 
 if __name__ == "__main__":
