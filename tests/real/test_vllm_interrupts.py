@@ -64,15 +64,20 @@ def interrupted(
     return False
 
 
+def seconds_of(engine: VLLMOfflineEngine, call: tuple[GenerationRequest, ...]) -> float:
+    """Return how long `call` takes, so that moments are drawn from within it."""
+    start = time.perf_counter()
+    run(engine, call)
+    return time.perf_counter() - start
+
+
 @pytest.mark.slow
 def test_thirty_random_moments(
     vllm_engine: VLLMOfflineEngine,
     calls: list[tuple[GenerationRequest, ...]],
     expected: Expected,
 ) -> None:
-    start = time.perf_counter()
-    run(vllm_engine, calls[0])
-    duration = time.perf_counter() - start
+    duration = seconds_of(vllm_engine, calls[0])
     draw = random.Random(20)
     hits = 0
     for trial in range(TRIALS):
@@ -93,10 +98,11 @@ def test_an_interrupt_that_breaks_in_is_never_a_wrong_answer(
 ) -> None:
     """Without patience the exception lands between any two bytecodes of vLLM."""
     monkeypatch.setattr(vllm_offline, "DeferredInterrupt", partial(DeferredInterrupt, patience=0.0))
+    duration = seconds_of(vllm_engine, calls[0])
     draw = random.Random(4)
     hits = 0
     for trial in range(8):
-        hits += interrupted(vllm_engine, calls[0], draw.uniform(0.0, 0.4))
+        hits += interrupted(vllm_engine, calls[0], draw.uniform(0.0, 0.8 * duration))
         try:
             found = run(vllm_engine, calls[trial % 2])
         except EngineError as error:
