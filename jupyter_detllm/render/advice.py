@@ -22,6 +22,10 @@ def advice(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> str | None:
     """Return what to do next, or None where nothing is to be done."""
     if mode is Mode.COMPARE:
         return _between(cell)
+    if mode is Mode.REPLAY:
+        own = _after_replay(cell, path)
+        if own is not None:
+            return own
     if cell.verdict is Verdict.DRIFT:
         return _about_drift(cell, path)
     if cell.verdict is Verdict.DIVERGED:
@@ -60,6 +64,22 @@ def _between(cell: CellReport) -> str | None:
     one_sided = cell.view.reference is None or cell.view.actual is None
     if cell.verdict is Verdict.NOT_COMPARABLE and not one_sided:
         return "use the same model and level on both sides"
+    return None
+
+
+def _after_replay(cell: CellReport, path: str) -> str | None:
+    """Return what to do about a cell whose present side stands in no file."""
+    if cell.verdict is Verdict.DRIFT:
+        align = next((d.align for d in cell.outcome.facts.fields if d.align), None)
+        renew = f"{command('rerun --save', path)} and {command('stamp --update all', path)}"
+        return f"{visible(align)}; or {renew}" if align else renew
+    if cell.verdict is Verdict.TOKENS_MATCH:
+        return None if cell.accepted else "accept it with --policy tokens"
+    if cell.verdict is Verdict.NOT_COMPARABLE:
+        return f"{command('rerun', path)} executes the notebook instead"
+    repeatable = cell.view.actual is not None and cell.view.actual.level is Level.REPEATABLE
+    if cell.verdict is Verdict.DIVERGED and repeatable:
+        return f"{command('rescore', path)} says how plausible the record is on this machine"
     return None
 
 

@@ -163,6 +163,13 @@ def test_nothing_is_late_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(os.environ) == before
 
 
+def test_an_engine_of_several_processes_is_shut_down_in_order() -> None:
+    heard = Heard()
+    run_in_worker(job({"tensor_parallel_size": 2}), heard)  # type: ignore[arg-type]
+    assert {"generated", "finished"} <= heard.events.keys()
+    assert children() == []
+
+
 def test_an_engine_that_does_not_start_is_one_line() -> None:
     with pytest.raises(EngineError, match="did not start: fail_start was asked for"):
         run_in_worker(job({"fail_start": True}), Heard())  # type: ignore[arg-type]

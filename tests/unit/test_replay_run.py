@@ -248,6 +248,22 @@ def test_the_report_renders_in_every_format(tmp_path: Path) -> None:
     assert json.loads(render_report(report, "json"))["mode"] == "replay"
 
 
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"drift_salt": "another machine"}, "`jupyter detllm rescore "),
+        ({"drift_field": "software.vllm=0.33.0"}, "install the same vLLM version; or `jupyter "),
+        ({"weights": "other"}, "executes the notebook instead"),
+    ],
+)
+def test_the_advice_fits_a_replay(tmp_path: Path, options: dict[str, str], advice: str) -> None:
+    data = book(run("a", sampling=SamplingOptions(max_tokens=40)))
+    text = render_report(replayed(tmp_path, Lab(options), data).report, "text")
+    assert advice in text
+    # What was replayed stands in no file: promoting it is not one command.
+    assert "makes the present side the reference" not in text
+
+
 def test_a_folder_that_is_allowed_stands_for_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "mine"
     folder.mkdir(parents=True)
