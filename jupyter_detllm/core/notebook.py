@@ -5,13 +5,13 @@ Promotion, the other direction, is in `promotion`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from jupyter_detllm.core.canonical import brief
 from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.magicline import line_name, line_option, magic_line
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Stamp, source_digest
 from jupyter_detllm.core.stamp_reader import read_stamp
@@ -37,9 +37,6 @@ CELL_SCHEMA = "detllm.cell/1"
 NOTEBOOK_SCHEMA = "detllm.notebook/1"
 SKIP_TAG = "detllm-skip"
 _POLICY_TAG = "detllm-policy-"
-_MAGIC = re.compile(r"\s*%%detgen\b(.*)")
-_NAME = re.compile(r"\s+([A-Za-z_][\w.-]*)(?=\s|$)")
-_POLICY_OPTION = re.compile(r"(?:^|\s)--policy(?:\s+|=)(['\"]?)(\S+)\1(?=\s|$)")
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -192,13 +189,12 @@ def _cell(
     if source is None:
         problems.append("the cell's source is not Unicode text")
         source = ""
-    magic = _MAGIC.match(source)
+    line = magic_line(source)
     stamped, run = _output_stamp(cell)
-    if magic is None and stamped is None and not meta:
+    if line is None and stamped is None and not meta:
         return None
     tags = _tags(cell)
-    line = magic.group(1) if magic else ""
-    name = _name(line)
+    name = line_name(line or "")
     if name and names.setdefault(name, number) != number:
         problems.append(f"the name {name!r} is already used by cell {names[name]}")
     actual = _read(stamped, {}, "the output's stamp", problems)
@@ -209,7 +205,7 @@ def _cell(
         name=name or (actual.name if actual else ""),
         source=source,
         skipped=SKIP_TAG in tags,
-        policy=_policy(tags, line, problems),
+        policy=_policy(tags, line or "", problems),
         actual=actual,
         reference=_read(reference_json, fingerprints, "the cell's reference", problems),
         previous=_read(meta.get("previous"), fingerprints, "the previous reference", []),
@@ -250,15 +246,10 @@ def _tags(cell: JsonObject) -> frozenset[str]:
     )
 
 
-def _name(line: str) -> str:
-    found = _NAME.match(line)
-    return found.group(1) if found else ""
-
-
 def _policy(tags: frozenset[str], line: str, problems: list[str]) -> Policy | None:
-    option = _POLICY_OPTION.search(line)
+    option = line_option(line, "--policy")
     texts = [tag.removeprefix(_POLICY_TAG) for tag in sorted(tags) if tag.startswith(_POLICY_TAG)]
-    text = option.group(2) if option else (texts[0] if texts else None)
+    text = option if option is not None else (texts[0] if texts else None)
     if text is None:
         return None
     try:

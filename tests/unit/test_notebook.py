@@ -107,6 +107,11 @@ def test_tags_and_policies() -> None:
     assert policy_of(SOURCE, "detllm-policy-bitwise").kind is PolicyKind.BITWISE
     assert policy_of("%%detgen --policy prefix(3)\nx").n == 3
     assert policy_of("%%detgen --policy='within(0.1)'\nx").atol == 0.1
+    assert policy_of("%%detgen --policy 'within( 0.5 )'\nx").atol == 0.5
+    assert policy_of("%%detgen --policy tokens --policy bitwise\nx").kind is PolicyKind.BITWISE
+    assert policy_of('%%detgen --system "say --policy prefix(1) aloud"\nx') is None
+    assert policy_of("%%detgen --policy=prefix(1) --system 'it\nx") is None
+    assert policy_of("%%detgen --policy\nx") is None
     line = policy_of('%%detgen --policy "tokens"\nx', "detllm-policy-bitwise")
     assert line.kind is PolicyKind.TOKENS
     wrong = only(notebook(stamped_cell(SOURCE, tags=["detllm-policy-exact"])))
