@@ -63,22 +63,45 @@ _EPILOG = """exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; a user's mistake is one line."""
-    # A terminal that cannot show a character must not break a report.
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    _prepare_streams()
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
+        _flush()
     except DetLLMError as error:
         return _one_line(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _one_line("interrupted", _INTERRUPTED)
     except BrokenPipeError:
-        # The reader has gone; keep the interpreter's last flush from complaining.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has gone.
+        _forget_stdout()
         return _BROKEN_PIPE
     return code
+
+
+def _prepare_streams() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        stream = getattr(sys, name)
+        # A terminal that cannot show a character must not break a report.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _flush() -> None:
+    """Write what is left; a result that cannot be delivered is not a success."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _forget_stdout()
+        raise UsageError(f"the result cannot be written: {error.strerror}") from None
+
+
+def _forget_stdout() -> None:
+    """Keep the interpreter's last flush from complaining."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(text: str, code: int) -> int:

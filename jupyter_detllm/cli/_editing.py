@@ -40,7 +40,9 @@ def edit(path: str, editor: Editor) -> Edit:
         notebook, changes, code, summary = editor(file)
         result = write_notebook(file, notebook)
     except DetLLMError as error:
-        return Edit(path, error.exit_code, error=str(error))
+        text = str(error)
+        named = path in text or path.rpartition("/")[2] in text
+        return Edit(path, error.exit_code, error=text if named else f"{path}: {text}")
     for warning in result.warnings:
         notice(f"warning: {warning}")
     return Edit(path, code, result.written, changes, summary)

@@ -7,6 +7,7 @@ import os
 import sys
 
 from jupyter_detllm.core.canonical import Json
+from jupyter_detllm.errors import UsageError
 from jupyter_detllm.render.visible import visible
 
 __all__ = ["notice", "use_color", "write", "write_json"]
@@ -14,7 +15,12 @@ __all__ = ["notice", "use_color", "write", "write_json"]
 
 def write(text: str) -> None:
     """Print a result."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    try:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(f"the result cannot be written: {error.strerror}") from None
 
 
 def write_json(value: Json) -> None:

@@ -50,6 +50,8 @@ def check_outputs(args: argparse.Namespace, inputs: Iterable[str]) -> None:
             raise UsageError(f"there is no folder {target.parent}", fix=f"mkdir {target.parent}")
         if target.is_dir():
             raise UsageError(f"--{form} {path} is a folder", expected="a file")
+        if target.suffix == ".ipynb":
+            raise UsageError(f"--{form} {path} is a notebook's name", fix=f"{target.stem}.{form}")
         check_writable(target)
         taken[target] = "another report"
 

@@ -13,7 +13,7 @@ from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.fieldspec import Group
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.notebook import read_notebook
-from jupyter_detllm.errors import UsageError
+from jupyter_detllm.errors import StampError, UsageError
 from jupyter_detllm.render.visible import clip, visible
 from jupyter_detllm.verify.atomic import check_writable, replace_file
 from jupyter_detllm.verify.sources import read_file
@@ -95,9 +95,21 @@ def _save(args: argparse.Namespace, found: list[Fingerprint]) -> None:
         raise UsageError(f"there is no folder {target.parent}")
     if target.is_dir():
         raise UsageError(f"{args.out} is a folder", expected="a file")
+    if target.exists() and not _is_fingerprint(target):
+        raise UsageError(
+            f"{args.out} exists and holds no fingerprint", expected="a new file, or an older one"
+        )
     check_writable(target)
     data = json.dumps(_json(found[0]), indent=2) + "\n"
     replace_file(target, data.encode("utf-8"), lambda: True)
+
+
+def _is_fingerprint(target: Path) -> bool:
+    try:
+        Fingerprint.from_json(json.loads(target.read_bytes()))
+    except (OSError, ValueError, StampError):
+        return False
+    return True
 
 
 def _lines(fingerprint: Fingerprint, users: list[str] | None = None) -> list[str]:
