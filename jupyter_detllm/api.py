@@ -7,7 +7,9 @@ displayed, and `last_stamp` returns what a cell would have kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,12 +19,13 @@ from jupyter_detllm.core.generation import Generation, Prompt, PromptKind
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import SamplingOptions, ShutdownReport
-from jupyter_detllm.errors import RequestError
+from jupyter_detllm.errors import RequestError, UsageError
+from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.bodies import checked, messages_prompt
 from jupyter_detllm.kernel.cells import Ending
 from jupyter_detllm.kernel.current import current_shell
 from jupyter_detllm.kernel.engine_options import merged
-from jupyter_detllm.kernel.session import Ask, Session, current_session
+from jupyter_detllm.kernel.session import Session, current_session
 from jupyter_detllm.kernel.settings import Settings
 
 if TYPE_CHECKING:
@@ -143,7 +146,7 @@ def generate(
         top_p=top_p,
         top_k=top_k,
         max_tokens=max_tokens,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop) if stop else None,
+        stop=_stops(stop),
         beam_width=beam_width,
         length_penalty=length_penalty,
     )
@@ -189,6 +192,10 @@ def check(path: str | Path, *, policy: str | None = None) -> Report:
     """
     from jupyter_detllm.verify.service import check_paths
 
+    if not isinstance(path, (str, PathLike)):
+        raise UsageError(f"the notebook is a {type(path).__name__}", expected="a path")
+    if policy is not None and not isinstance(policy, str):
+        raise UsageError(f"the policy is a {type(policy).__name__}", expected="text")
     return check_paths([path], Policy.parse(policy) if policy is not None else None)
 
 
@@ -201,20 +208,33 @@ def _session() -> Session:
     return current_session()
 
 
-def _several(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+def _several(prompts: object) -> list[PromptLike]:
     """Return a list of prompts from one or several."""
     if isinstance(prompts, (str, Prompt)):
         return [prompts]
-    items = [] if isinstance(prompts, (bytes, Mapping)) else list(prompts)
+    if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, Mapping)):
+        kind = type(prompts).__name__
+        raise RequestError(f"the prompts are a {kind}", expected="text, or a list of prompts")
+    items = list(prompts)
     if not items:
         raise RequestError("there is no prompt", expected="at least one")
     if all(isinstance(item, Mapping) for item in items) or all(map(_is_token, items)):
-        return [items]  # type: ignore[list-item]
-    return items  # type: ignore[return-value]
+        return [items]
+    return items
 
 
 def _is_token(item: object) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
+    # numpy's integers are Integral, too.
+    return isinstance(item, Integral) and not isinstance(item, bool)
+
+
+def _stops(stop: object) -> tuple[str, ...] | None:
+    """Return stop strings as a tuple; what is in it is checked with the other options."""
+    if stop is None or isinstance(stop, str):
+        return None if stop is None else (stop,)
+    if not isinstance(stop, Iterable) or isinstance(stop, (bytes, Mapping)):
+        raise RequestError(f"stop is a {type(stop).__name__}", expected="text, or a list of texts")
+    return tuple(stop) or None
 
 
 def _prompt(item: object, text: bool, system: str | None) -> Prompt:
@@ -228,7 +248,7 @@ def _prompt(item: object, text: bool, system: str | None) -> Prompt:
         plain = Prompt(PromptKind.TEXT, text=item) if text else Prompt.chat(item, system)
         return checked(plain)
     if isinstance(item, Sequence) and item and all(map(_is_token, item)):
-        return Prompt(PromptKind.TOKENS, token_ids=tuple(item))
+        return Prompt(PromptKind.TOKENS, token_ids=tuple(map(int, item)))
     if isinstance(item, Sequence) and not isinstance(item, bytes):
         return messages_prompt(item)
     raise RequestError(

@@ -6,6 +6,8 @@ user's mistake is one line in a cell and never a traceback.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 __all__ = [
     "CanonicalError",
     "ControlError",
@@ -19,7 +21,17 @@ __all__ = [
     "RequestError",
     "StampError",
     "UsageError",
+    "show_errors_through",
 ]
+
+
+_shown: Callable[[str], str] = str
+
+
+def show_errors_through(redact: Callable[[str], str]) -> None:
+    """Pass every message through `redact` from now on: messages end up in notebooks."""
+    global _shown
+    _shown = redact
 
 
 class DetLLMError(Exception):
@@ -51,7 +63,7 @@ class DetLLMError(Exception):
         text = "; ".join(parts)
         if self.fix:
             text = f"{text}. Try: {self.fix}"
-        return " ".join(text.split())
+        return _shown(" ".join(text.split()))
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython prints instead of a traceback."""

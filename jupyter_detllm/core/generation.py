@@ -13,6 +13,7 @@ from jupyter_detllm.core.seeds import MAX_SEED, derive_seed, occurrences, prompt
 from jupyter_detllm.errors import RequestError
 
 __all__ = [
+    "MAX_COMPLETIONS",
     "Generation",
     "GenerationRequest",
     "Message",
@@ -23,6 +24,10 @@ __all__ = [
     "build_requests",
     "generation_digest",
 ]
+
+
+MAX_COMPLETIONS = 1024
+"""Most completions of one prompt, written or read."""
 
 
 class PromptKind(StrEnum):
@@ -236,10 +241,10 @@ def build_requests(
     Raises
     ------
     RequestError
-        For n < 1, greedy with n > 1, or a seed outside 0 to 2**63 - 1.
+        For n out of range, greedy with n > 1, or a seed outside 0 to 2**63 - 1.
     """
-    if n < 1:
-        raise RequestError(f"n is {n}", expected="at least 1")
+    if not 1 <= n <= MAX_COMPLETIONS:
+        raise RequestError(f"n is {n}", expected=f"1 to {MAX_COMPLETIONS}")
     digests = [prompt_digest(item.token_ids) for item in resolved]
     earlier = seen or {}
     requests = []

@@ -14,10 +14,11 @@ from IPython.core.magic_arguments import MagicArgumentParser
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel.hints import nearest
 
-__all__ = ["ArgumentParser", "Namespace", "identifier", "number", "split_line"]
+__all__ = ["ArgumentParser", "Namespace", "asks_for_help", "identifier", "number", "split_line"]
 
 Namespace = argparse.Namespace
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*")
+_DASHES = re.compile(r"[\u2010-\u2015\u2212]+(?=[A-Za-z])")
 _ARGUMENT = re.compile(r"argument (\S+?)(?:/\S+)?: (.+)")
 
 
@@ -30,12 +31,28 @@ def split_line(line: str) -> list[str]:
         For a quotation that does not end.
     """
     try:
-        return shlex.split(line, comments=False, posix=True)
+        return [_plain_dash(token) for token in shlex.split(line, comments=False, posix=True)]
     except ValueError:
         raise UsageError(
             "a quotation on the magic's line does not end",
             expected="a closing quote, or \\' for an apostrophe",
         ) from None
+
+
+def _plain_dash(token: str) -> str:
+    """Refuse an option whose dashes a word processor has replaced."""
+    found = _DASHES.match(token)
+    if found is None:
+        return token
+    raise UsageError(
+        f"{token!r:.60} begins with another dash than a keyboard's",
+        fix=f"--{token[found.end() :]}",
+    )
+
+
+def asks_for_help(tokens: Sequence[str]) -> bool:
+    """Tell whether a line asks for help as on a command line, first or last."""
+    return bool(tokens) and bool({tokens[0], tokens[-1]} & {"-h", "--help"})
 
 
 def number(text: str) -> float:

@@ -118,6 +118,8 @@ def prompts_of(texts: Sequence[str], kind: str, system: str | None = None) -> li
 def checked(prompt: Prompt) -> Prompt:
     """Return `prompt`; refuse text that is not Unicode, which has no digest."""
     for text in (prompt.text, *(message.content for message in prompt.messages)):
+        if not isinstance(text, str):
+            raise RequestError(f"a prompt holds {text!r:.40}", expected="text")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
@@ -144,7 +146,9 @@ def messages_prompt(data: object) -> Prompt:
     Content is text, or a list of text parts, which are joined by line ends.
     """
     if not isinstance(data, Sequence) or isinstance(data, str) or not data:
-        raise RequestError("messages are not a list", expected='[{"role": ..., "content": ...}]')
+        raise RequestError(
+            "messages are not a list, or an empty one", expected='[{"role": ..., "content": ...}]'
+        )
     return checked(Prompt(PromptKind.CHAT, messages=tuple(_message(item) for item in data)))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.fingerprint import FieldValue
@@ -87,7 +87,7 @@ def check_model(model: str) -> None:
         With the name that was meant.
     """
     near = nearest(model, OWN_MODELS, cutoff=0.7)
-    if near and model not in OWN_MODELS and not Path(model).exists():
+    if near and model not in OWN_MODELS and not os.path.exists(model):
         raise UsageError(
             f"there is no model {model!r:.60}",
             expected=f"perhaps {near}",

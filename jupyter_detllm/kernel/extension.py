@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from IPython.core.completer import context_matcher
 
+from jupyter_detllm.errors import show_errors_through
 from jupyter_detllm.kernel.cells import CellHooks
 from jupyter_detllm.kernel.config import DetLLM
 from jupyter_detllm.kernel.magics import DetLLMMagics
@@ -37,6 +38,13 @@ def follow_cells(shell: Any) -> None:
     """Follow the shell's cells, so that what they generate is stamped."""
     if id(shell) not in _hooks:
         _hooks[id(shell)] = CellHooks(shell)
+        show_errors_through(_redacted)
+
+
+def _redacted(text: str) -> str:
+    from jupyter_detllm.kernel.shown import shown_text
+
+    return shown_text(text)
 
 
 def load(shell: Any) -> None:
@@ -61,6 +69,7 @@ def unload(shell: Any) -> None:
     hooks = _hooks.pop(id(shell), None)
     if hooks is not None:
         hooks.remove()
+        show_errors_through(str)
     for kind, name in _MAGICS.items():
         shell.magics_manager.magics[kind].pop(name, None)
     shell.magics_manager.registry.pop(DetLLMMagics.__name__, None)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.engines.base import Engine, EngineSpec, ShutdownReport
-from jupyter_detllm.errors import EngineError, EngineStartError, UsageError
+from jupyter_detllm.errors import DetLLMError, EngineError, EngineStartError, UsageError
 from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.kernel.shown import shown_option, shown_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,10 +109,16 @@ class EngineHolder:
                 ]
             )
             return False
+        before = self.settings or Settings()
         if self.settings != settings:
             self.configure(settings)
-        with self.alone():
-            self._start(spec, settings, progress)
+        try:
+            with self.alone():
+                self._start(spec, settings, progress)
+        except DetLLMError:
+            # Seed and level are in force; an engine option that no engine took is not.
+            self.settings = replace(settings, dtype=before.dtype, eager=before.eager)
+            raise
         return True
 
     def _start(
@@ -132,7 +140,7 @@ class EngineHolder:
 
     def _refuse_changes(self, differences: list[str]) -> None:
         if differences:
-            model = self.spec.model if self.spec else ""
+            model = shown_text(self.spec.model) if self.spec else ""
             raise UsageError(
                 f"the running engine ({model}) has other settings: {'; '.join(differences)}",
                 expected="the same, or no engine",
@@ -174,17 +182,17 @@ class EngineHolder:
             self._busy.release()
 
 
-def _shown(value: FieldValue) -> str:
-    return "the default" if value is None else str(value) or "''"
+def _shown(name: str, value: FieldValue) -> str:
+    return "the default" if value is None else shown_option(name, value) or "''"
 
 
 def _spec_differences(running: EngineSpec, asked: EngineSpec) -> list[str]:
     out = []
     if running.model != asked.model:
-        out.append(f"model is {running.model}, asked for {asked.model}")
+        left, right = shown_text(running.model), shown_text(asked.model)
+        out.append(f"model is {left}, asked for {right}")
     for name in sorted({*running.options, *asked.options}):
-        left, right = running.options.get(name), asked.options.get(name)
-        if str(left).lower() != str(right).lower():
-            shown = [_shown(value) for value in (left, right)]
-            out.append(f"{name} is {shown[0]}, asked for {shown[1]}")
+        ours, theirs = running.options.get(name), asked.options.get(name)
+        if str(ours).lower() != str(theirs).lower():
+            out.append(f"{name} is {_shown(name, ours)}, asked for {_shown(name, theirs)}")
     return out

@@ -10,6 +10,7 @@ from typing import Any
 
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.kernel.argline import ArgumentParser, identifier, number
+from jupyter_detllm.kernel.asking import CELL_NAME, NAME_EXPECTED
 from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL
 
 __all__ = [
@@ -23,15 +24,14 @@ __all__ = [
 ]
 
 DETERMINISTIC_MODES = ("off", "warn", "error")
-_CELL_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _FLAG: dict[str, Any] = {"action": "store_true", "default": None}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
 def _cell_name(text: str) -> str:
-    if not _CELL_NAME.fullmatch(text):
+    if not CELL_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a cell name; expected a letter, then letters, digits, _ . -"
+            f"{text!r:.60} is not a cell name; expected {NAME_EXPECTED}"
         )
     return text
 

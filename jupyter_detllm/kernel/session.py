@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from jupyter_detllm.core.generation import GenerationRequest, Prompt, build_requests
+from jupyter_detllm.core.generation import GenerationRequest, build_requests
 from jupyter_detllm.engines.base import (
     Engine,
     GenerationResult,
     ProgressCallback,
-    SamplingOptions,
 )
 from jupyter_detllm.errors import EngineError, GenerationInterrupted, UsageError
+from jupyter_detllm.kernel.asking import Ask, checked_ask
 from jupyter_detllm.kernel.holder import EngineHolder
 from jupyter_detllm.kernel.ledger import Ledger
 from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.kernel.stamping import CellRecord, Circumstances, Recorder
 
-__all__ = ["Ask", "Session", "current_session"]
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What one generate call asks for; `seed` None means derived seeds."""
-
-    prompts: tuple[Prompt, ...]
-    options: SamplingOptions = field(default_factory=SamplingOptions)
-    name: str = ""
-    n: int = 1
-    seed: int | None = None
-    store_prompt: bool = True
+__all__ = ["Session", "current_session"]
 
 
 class Session(EngineHolder):
@@ -51,6 +37,7 @@ class Session(EngineHolder):
             For what the engine cannot run.
         """
         engine, settings = self.running()
+        ask = checked_ask(ask)
         if ask.options.beam_width and not engine.capabilities.beam_search:
             raise UsageError(f"the {engine.name} engine has no beam search")
         cell = self.recorder.open()

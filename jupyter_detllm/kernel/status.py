@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jupyter_detllm.engines.base import ShutdownReport
 from jupyter_detllm.kernel.ledger import Ledger
 from jupyter_detllm.kernel.session import Session
+from jupyter_detllm.kernel.shown import shown_option, shown_text
 
 if TYPE_CHECKING:
     from jupyter_detllm.controls.report import ControlEntry, ControlReport
@@ -59,9 +60,10 @@ def engine_line(session: Session) -> str:
     if session.engine is None or session.spec is None:
         return "engine: none is running. Try: %detllm use demo"
     spec = session.spec
-    options = "".join(f", {name}={value}" for name, value in sorted(spec.options.items()))
+    shown = {name: shown_option(name, value) for name, value in sorted(spec.options.items())}
+    options = "".join(f", {name}={value}" for name, value in shown.items())
     kind = "" if session.engine.name == spec.model else f" ({session.engine.name})"
-    return f"engine ready: {spec.model}{kind}, level {spec.level}{options}"
+    return f"engine ready: {shown_text(spec.model)}{kind}, level {spec.level}{options}"
 
 
 def status_text(session: Session) -> str:
@@ -135,7 +137,7 @@ def stamps_text(ledger: Ledger) -> str:
 
 def release_text(model: str, report: ShutdownReport) -> str:
     """Return what a shutdown freed and what it could not."""
-    lines = [f"engine released: {model}"]
+    lines = [f"engine released: {shown_text(model)}"]
     lines += [f"  freed: {what}" for what in report.freed]
     lines += [f"  kept: {what}" for what in report.kept]
     return "\n".join(lines)

@@ -11,7 +11,8 @@ from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.engines.base import Progress, SamplingOptions
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel import status
-from jupyter_detllm.kernel.argline import Namespace, split_line
+from jupyter_detllm.kernel.argline import Namespace, asks_for_help, split_line
+from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.bodies import fill, prompts_of, split_body
 from jupyter_detllm.kernel.config import DetLLM
 from jupyter_detllm.kernel.display import (
@@ -24,8 +25,15 @@ from jupyter_detllm.kernel.display import (
 )
 from jupyter_detllm.kernel.engine_options import parse_use
 from jupyter_detllm.kernel.hints import nearest
-from jupyter_detllm.kernel.parsers import VERB_PARSERS, detgen_parser, setup_parser, verb_parser
-from jupyter_detllm.kernel.session import Ask, Session
+from jupyter_detllm.kernel.parsers import (
+    VERB_PARSERS,
+    detgen_help,
+    detgen_parser,
+    detllm_help,
+    setup_parser,
+    verb_parser,
+)
+from jupyter_detllm.kernel.session import Session
 from jupyter_detllm.kernel.settings import Settings
 
 __all__ = ["VERBS", "Surface"]
@@ -52,6 +60,9 @@ class Surface:
     def line(self, line: str) -> None:
         """Run `%detllm LINE`."""
         tokens = split_line(line)
+        if tokens and asks_for_help(tokens):
+            show_text(self.shell, detllm_help())
+            return
         if not tokens or tokens[0].startswith("-"):
             self._setup(setup_parser().parse(tokens))
             return
@@ -131,7 +142,11 @@ class Surface:
 
     def cell(self, line: str, body: str) -> None:
         """Run `%%detgen LINE` over `body`."""
-        arguments = detgen_parser().parse(split_line(line))
+        tokens = split_line(line)
+        if asks_for_help(tokens):
+            show_text(self.shell, detgen_help())
+            return
+        arguments = detgen_parser().parse(tokens)
         ask = self._ask(arguments, body)
         if self.session.engine is None and self.config.model:
             self.start(self.config.model, {}, self._settings({}))

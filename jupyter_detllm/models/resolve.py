@@ -56,8 +56,8 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ResolvedMod
     name = name.strip()
     if name == DEMO_NAME:
         return ResolvedModel(str(fetch_demo(progress=progress)), DEMO_NAME, True, None)
-    path = Path(name).expanduser()
-    if name and path.exists():
+    path = Path(os.path.expanduser(name))
+    if name and _exists(name, path):
         return _local(name, path)
     if _looks_like_path(name):
         raise ModelError(f"there is no folder {name!r}", expected=_EXPECTED)
@@ -67,6 +67,15 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ResolvedMod
 
 
 _EXPECTED = f"{DEMO_NAME}, a folder with config.json, or an id such as owner/name"
+
+
+def _exists(name: str, path: Path) -> bool:
+    """Tell whether there is something at `path`; refuse what cannot even be looked at."""
+    try:
+        return path.exists()
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise ModelError(f"{name[:60]!r} cannot be read: {reason}", expected=_EXPECTED) from None
 
 
 def _looks_like_path(name: str) -> bool:

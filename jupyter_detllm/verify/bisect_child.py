@@ -145,7 +145,7 @@ class _Collector:
         """Nothing is scored here."""
 
     def finished(self) -> None:
-        """What was kept is read afterwards."""
+        """Do nothing: what was kept is read afterwards."""
 
     def failed(self, batch: int, reason: str) -> None:
         """Keep why a call failed."""

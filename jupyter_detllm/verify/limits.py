@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from jupyter_detllm.core.generation import GenerationRequest
+from jupyter_detllm.core.generation import MAX_COMPLETIONS, GenerationRequest
 from jupyter_detllm.errors import UsageError
 
 __all__ = ["DEFAULT_TOKENS_TOTAL", "check_total", "excess", "most_tokens"]
@@ -15,7 +15,6 @@ DEFAULT_TOKENS_TOTAL = 200_000
 
 _MOST_CHARACTERS = 1_000_000
 _MOST_MESSAGES = 1_000
-_MOST_COMPLETIONS = 1_024
 _MOST_BEAMS = 64
 _MOST_STOPS = 64
 _LONGEST_STOP = 1_000
@@ -34,7 +33,7 @@ def excess(request: GenerationRequest) -> str | None:
         "messages": (len(messages), _MOST_MESSAGES),
         "prompt tokens": (request.prompt_length, _MOST_LENGTH),
         "new tokens": (sampling.max_tokens, _MOST_LENGTH),
-        "completions": (len(request.seeds), _MOST_COMPLETIONS),
+        "completions": (len(request.seeds), MAX_COMPLETIONS),
         "beams": (sampling.beam_width, _MOST_BEAMS),
         "stop strings": (len(sampling.stop), _MOST_STOPS),
         "characters in a stop string": (max(map(len, sampling.stop), default=0), _LONGEST_STOP),

@@ -12,11 +12,12 @@ import pytest
 from jupyter_detllm.controls.environ import ENV_CONTROLS
 from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines.base import ShutdownReport
+from jupyter_detllm.engines.base import EngineSpec, ShutdownReport
 from jupyter_detllm.kernel.ledger import Emitted
 from jupyter_detllm.kernel.session import Session
 from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.kernel.status import release_text, setup_text, stamps_text, status_text
+from jupyter_detllm.probes.process import home_and_user
 from tests.fakes import Run
 
 
@@ -74,6 +75,20 @@ def test_the_log_is_named_without_the_users_name(monkeypatch: pytest.MonkeyPatch
     text = status_text(session)
     assert "log      ~/state/x.log" in text
     assert str(Path.home()) not in text
+
+
+def test_secret_options_and_the_home_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    home_and_user.cache_clear()
+    session = Session()
+    session.use("fake", {}, Settings())
+    model = f"{os.environ['HOME']}/models/mine"
+    session.spec = EngineSpec(model, options={"hf_token": "hunter2hunter2", "max_num_seqs": 4})
+    shown = status_text(session)
+    home_and_user.cache_clear()
+    assert "hunter2" not in shown
+    assert os.environ["HOME"] not in shown
+    assert "ready: ~/models/mine (fake), level repeatable, hf_token=<redacted>" in shown
+    assert "max_num_seqs=4" in shown
 
 
 def test_stamped_cells_are_listed_in_order_with_their_digests() -> None:

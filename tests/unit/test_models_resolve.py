@@ -76,6 +76,13 @@ def test_a_wrong_name_is_one_clear_line(name: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["x/" * 5000, "x" * 300, "~/" + "y" * 300])
+def test_a_name_too_long_for_a_file_is_one_clear_line(name: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        resolve_model(name)
+    assert len(str(refused.value)) < 300
+
+
 def test_a_file_is_one_clear_line(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")

@@ -121,9 +121,9 @@ def test_an_explicit_seed_stays_in_range(seed: int) -> None:
         build_requests(resolved((5,)), root_seed=0, n=2, seed=seed)
 
 
-@pytest.mark.parametrize("n", [0, -1])
-def test_n_is_at_least_one(n: int) -> None:
-    with pytest.raises(RequestError, match="at least 1"):
+@pytest.mark.parametrize("n", [0, -1, 1025, 10**11])
+def test_n_is_bounded_before_anything_is_made(n: int) -> None:
+    with pytest.raises(RequestError, match="expected 1 to 1024"):
         build_requests(resolved((5,)), root_seed=0, n=n)
 
 

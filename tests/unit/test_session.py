@@ -25,11 +25,13 @@ from jupyter_detllm.errors import (
     RequestError,
     UsageError,
 )
+from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.cells import Ending, RunningCells
 from jupyter_detllm.kernel.ledger import Emitted
-from jupyter_detllm.kernel.session import Ask, Session
+from jupyter_detllm.kernel.session import Session
 from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.kernel.stamping import Recorder
+from jupyter_detllm.probes.process import home_and_user
 
 GREEDY = SamplingOptions(temperature=0.0, max_tokens=12)
 SAMPLED = SamplingOptions(temperature=0.8, max_tokens=12)
@@ -83,6 +85,30 @@ def test_use_seeds_and_sets_controls_first(session: Session) -> None:
     first = random.random()
     session.configure(Settings(seed=7))
     assert random.random() == first
+
+
+def test_an_option_of_a_failed_start_is_not_kept(session: Session) -> None:
+    session.release()
+    asked = Settings(seed=8, dtype="float99")
+    with pytest.raises(EngineStartError):
+        session.use("fake", {"fail_start": True}, asked)
+    assert session.settings == Settings(seed=8)
+    assert session.use("fake", {}, session.settings)
+    assert session.spec is not None
+    assert "dtype" not in session.spec.options
+
+
+def test_another_engine_is_refused_without_a_secret_or_the_home(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = os.environ["HOME"]
+    home_and_user.cache_clear()
+    with pytest.raises(UsageError) as refused:
+        session.use(f"{home}/models/x", {"hf_token": "hunter2hunter2"}, Settings(seed=7))
+    home_and_user.cache_clear()
+    assert "hunter2" not in str(refused.value)
+    assert home not in str(refused.value)
+    assert "~/models/x" in str(refused.value)
 
 
 def test_use_with_the_same_settings_keeps_the_engine(session: Session) -> None:
