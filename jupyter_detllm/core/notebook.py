@@ -13,6 +13,7 @@ from jupyter_detllm.core.canonical import brief
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.magicline import line_name, line_option, magic_line
 from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.core.showing import still_shown
 from jupyter_detllm.core.stamp import Stamp, source_digest
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Facts, Outcome, decide, facts_of
@@ -198,6 +199,8 @@ def _cell(
     if name and names.setdefault(name, number) != number:
         problems.append(f"the name {name!r} is already used by cell {names[name]}")
     actual = _read(stamped, {}, "the output's stamp", problems)
+    if line is not None and actual is not None and not still_shown(actual, _shown_texts(cell)):
+        problems.append("the text that the output shows is not the stamped one: run the cell again")
     reference_json = meta.get("reference")
     return CellView(
         number=number,
@@ -211,7 +214,7 @@ def _cell(
         previous=_read(meta.get("previous"), fingerprints, "the previous reference", []),
         actual_json=stamped if isinstance(stamped, dict) else None,
         reference_json=reference_json if isinstance(reference_json, dict) else None,
-        same_run=run is not None and run == meta.get("recorded_run"),
+        same_run=_same_run(run, meta, stamped),
         problems=tuple(problems),
     )
 
@@ -237,6 +240,25 @@ def _output_stamp(cell: JsonObject) -> tuple[object, str | None]:
             run = _mapping(metadata.get(RUN_KEY)).get("run_id")
             return metadata[KEY], run if isinstance(run, str) else None
     return None, None
+
+
+def _same_run(run: str | None, meta: Mapping[str, Any], stamped: object) -> bool:
+    """Tell whether the output is the promoted run: it is, unless something tells otherwise."""
+    recorded = meta.get("recorded_run")
+    if run is not None and isinstance(recorded, str) and run != recorded:
+        return False
+    # Without ids nothing says that the cell was run again; another content does.
+    reference = _mapping(meta.get("reference"))
+    return bool(reference) and reference.get("digest") == _mapping(stamped).get("digest")
+
+
+def _shown_texts(cell: JsonObject) -> list[str]:
+    """Return the plain texts of a cell's outputs, without the line of its stamp."""
+    outputs = cell.get("outputs")
+    found = map(_mapping, outputs if isinstance(outputs, list) else [])
+    rest = (output for output in found if KEY not in _mapping(output.get("metadata")))
+    texts = (_text(_mapping(output.get("data")).get("text/plain")) for output in rest)
+    return [text for text in texts if text is not None]
 
 
 def _tags(cell: JsonObject) -> frozenset[str]:

@@ -10,12 +10,12 @@ import html
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from jupyter_detllm.core.generation import Generation, GenerationRequest
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
+from jupyter_detllm.core.showing import generations_text, printable
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import Progress
 from jupyter_detllm.kernel.cells import request_part
@@ -23,44 +23,12 @@ from jupyter_detllm.kernel.cells import request_part
 __all__ = ["Slot", "generations_text", "progress_text", "show_stamp", "show_text", "stamp_line"]
 
 _INTERVAL = 0.25  # seconds between two updates of a line
-_KEPT_CONTROLS = "\n\t"
 _STYLE = "font-family:monospace;font-size:85%;opacity:0.75"
 
 
 def show_text(shell: Any, text: str) -> None:
     """Show text as text/plain: no markup in it is ever rendered."""
     shell.display_pub.publish(data={"text/plain": printable(text)}, metadata={})
-
-
-def printable(text: str) -> str:
-    """Return text whose control characters are visible, so that none acts on a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char
-        if char in _KEPT_CONTROLS or not (ord(char) < 32 or 127 <= ord(char) < 160)
-        else f"\\x{ord(char):02x}"
-        for char in text
-    )
-
-
-def generations_text(
-    requests: Sequence[GenerationRequest], generations: Sequence[Generation]
-) -> str:
-    """Return the texts of one call, with headings where there are several."""
-    if len(generations) == 1:
-        return generations[0].text
-    return "\n\n".join(f"{_heading(g, requests)}\n{g.text}" for g in generations)
-
-
-def _heading(generation: Generation, requests: Sequence[GenerationRequest]) -> str:
-    parts = []
-    if len(requests) > 1:
-        parts.append(f"prompt {generation.prompt_index + 1}/{len(requests)}")
-    n = len(requests[generation.prompt_index].seeds)
-    if n > 1:
-        parts.append(f"completion {generation.completion_index + 1}/{n}")
-    return f"[{', '.join(parts)}]"
 
 
 def stamp_line(stamp: Stamp) -> str:

@@ -140,10 +140,53 @@ def test_verdicts_from_one_file() -> None:
     assert "reference is still there" in outcome.reasons[0]
 
 
-def test_a_run_without_an_id_is_not_the_recorded_one() -> None:
+@pytest.mark.parametrize("side", ["output", "cell", "both"])
+def test_without_an_id_nothing_tells_a_rerun_from_the_recorded_run(side: str) -> None:
     book = copy.deepcopy(promoted(stamped_cell(SOURCE)))
-    book["cells"][0]["outputs"][0]["metadata"].pop(RUN_KEY)
-    book["cells"][0]["metadata"][KEY].pop("recorded_run")
+    if side != "cell":
+        book["cells"][0]["outputs"][0]["metadata"].pop(RUN_KEY)
+    if side != "output":
+        book["cells"][0]["metadata"][KEY].pop("recorded_run")
+    assert verdict_of(book) is Verdict.RECORDED
+    other = with_actual(book, 1, make_stamp(SOURCE, ["An old frog."], name="haiku"))
+    assert verdict_of(other) is Verdict.DIVERGED
+
+
+def test_another_content_is_compared_whatever_the_run_id_says() -> None:
+    book = promoted(stamped_cell(SOURCE))
+    other = make_stamp(SOURCE, ["An old frog."], name="haiku")
+    assert verdict_of(with_actual(book, 1, other, run_id="run-1")) is Verdict.DIVERGED
+
+
+def shown(text: str, *others: str) -> dict[str, Any]:
+    """Return a re-run notebook as a kernel leaves it: text, then the line of the stamp."""
+    stamp = make_stamp(SOURCE, ["An old pond.", "A frog\x1b jumps."], name="haiku")
+    book = copy.deepcopy(with_actual(promoted(stamped_cell(SOURCE, stamp)), 1, stamp))
+    outputs = book["cells"][0]["outputs"]
+    outputs[0]["data"]["text/plain"] = "detllm haiku | ..."
+    for extra in (*others, text):
+        output = {"output_type": "display_data", "metadata": {}, "data": {"text/plain": extra}}
+        outputs.insert(len(outputs) - 1, output)
+    return book
+
+
+STAMPED = "[prompt 1/2]\nAn old pond.\n\n[prompt 2/2]\nA frog\\x1b jumps."
+
+
+def test_an_edited_text_under_a_whole_stamp_is_no_match() -> None:
+    assert verdict_of(shown(STAMPED)) is Verdict.MATCH
+    assert verdict_of(shown(STAMPED, "engine ready: fake")) is Verdict.MATCH
+    assert verdict_of(shown(STAMPED.replace("\n", "\r\n") + "\n")) is Verdict.MATCH
+    for edited in ("LONDON", STAMPED.replace("pond", "bond"), STAMPED[:-1]):
+        outcome = check_cell(only(shown(edited)))
+        assert outcome.verdict is Verdict.ERROR
+        assert "the text that the output shows" in outcome.reasons[0]
+
+
+def test_a_captured_text_is_nothing_to_compare() -> None:
+    assert verdict_of(shown("")) is Verdict.MATCH
+    book = shown(STAMPED)
+    del book["cells"][0]["outputs"][0]
     assert verdict_of(book) is Verdict.MATCH
 
 

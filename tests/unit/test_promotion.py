@@ -268,7 +268,7 @@ def test_a_run_without_an_id_is_promoted_without_one() -> None:
         book["cells"][0]["outputs"][0]["metadata"][RUN_KEY] = run
         after, _ = promote(book, Update.NEW)
         assert set(meta_of(after)) == {"schema", "reference"}
-        assert verdicts(after) == [Verdict.MATCH]
+        assert verdicts(after) == [Verdict.RECORDED]
 
 
 def test_outputs_after_the_stamp_and_other_metadata_are_kept() -> None:
