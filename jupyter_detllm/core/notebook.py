@@ -195,10 +195,11 @@ def _cell(
     if line is None and stamped is None and not meta:
         return None
     tags = _tags(cell)
-    name = line_name(line or "")
+    actual = _read(stamped, {}, "the output's stamp", problems)
+    # A name may stand after options, which only the magic knows to tell apart.
+    name = line_name(line or "") or (actual.name if line is not None and actual else "")
     if name and names.setdefault(name, number) != number:
         problems.append(f"the name {name!r} is already used by cell {names[name]}")
-    actual = _read(stamped, {}, "the output's stamp", problems)
     if line is not None and actual is not None and not still_shown(actual, _shown_texts(cell)):
         problems.append("the text that the output shows is not the stamped one: run the cell again")
     reference_json = meta.get("reference")

@@ -190,6 +190,14 @@ def test_a_captured_text_is_nothing_to_compare() -> None:
     assert verdict_of(book) is Verdict.MATCH
 
 
+def test_a_name_after_options_is_used_once_too() -> None:
+    source = "%%detgen --temperature 0 haiku\nx"
+    cells = [stamped_cell(source, make_stamp(source, name="haiku")) for _ in range(2)]
+    first, second = read_notebook(notebook(*cells)).cells
+    assert not first.problems
+    assert second.problems == ("the name 'haiku' is already used by cell 1",)
+
+
 def test_the_last_stamp_of_a_cell_counts() -> None:
     first = stamped_cell(SOURCE, make_stamp(SOURCE, ["one"]))
     second = stamped_cell(SOURCE, make_stamp(SOURCE, ["two"]), run_id="run-2")
