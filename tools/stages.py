@@ -14,8 +14,10 @@ from tools.requirements import ROOT
 __all__ = ["STAGES", "Stage", "main", "run_stages"]
 
 _PYTEST = ("-m", "pytest", "-q", "--no-header", "--durations=5", "--durations-min=5")
-# The tests with an engine form one group: one worker runs them one after another, last.
-_PARALLEL = ("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
+_PARALLEL = ("-n", "2")
+# Two engines at once spin on each other's cores: theirs is a run of its own, one by one.
+_SERIAL = ("-p", "no:xdist")
+_QUICK = ("-m", "not slow")
 _WITHOUT_ENGINE = ("tests/unit", "tests/integration")
 _SOURCES = ("jupyter_detllm", "tools", "tests", "examples", "benchmarks")
 
@@ -32,8 +34,15 @@ def _existing(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if (ROOT / name).is_dir())
 
 
-def _pytest(*arguments: str, folders: Sequence[str]) -> Stage:
-    return Stage("tests", (*_PYTEST, *arguments, *_existing(folders)))
+def _tests(*arguments: str) -> Stage:
+    folders = _existing(_WITHOUT_ENGINE)
+    return Stage("tests without an engine", (*_PYTEST, *_PARALLEL, *arguments, *folders))
+
+
+def _engine_tests(*arguments: str) -> Stage:
+    return Stage(
+        "tests with the engine", (*_PYTEST, *_SERIAL, *arguments, *_existing(("tests/real",)))
+    )
 
 
 def _lint() -> tuple[Stage, ...]:
@@ -52,10 +61,10 @@ def _lint() -> tuple[Stage, ...]:
 
 STAGES: Mapping[str, tuple[Stage, ...]] = {
     "lint": _lint(),
-    "unit": (_pytest(*_PARALLEL, "-m", "not slow", folders=_WITHOUT_ENGINE),),
-    "real": (_pytest("-p", "no:xdist", folders=("tests/real",)),),
-    "tests": (_pytest(*_PARALLEL, "-m", "not slow", folders=(*_WITHOUT_ENGINE, "tests/real")),),
-    "full": (_pytest(*_PARALLEL, folders=(*_WITHOUT_ENGINE, "tests/real")),),
+    "unit": (_tests(*_QUICK),),
+    "real": (_engine_tests(),),
+    "tests": (_tests(*_QUICK), _engine_tests(*_QUICK)),
+    "full": (_tests(), _engine_tests()),
 }
 
 
@@ -66,10 +75,10 @@ def run_stages(stages: Sequence[Stage]) -> int:
     only when all of them passed. The time of a stage is printed before the next one
     starts, so that what pytest prints last stays last.
     """
-    failed = 0
+    failed = linters = 0
     for number, stage in enumerate(stages, start=1):
-        is_tests = stage.name == "tests"
-        if is_tests and failed:
+        is_tests = stage.name.startswith("tests")
+        if is_tests and linters:
             break
         _say(f"[{number}/{len(stages)}] {stage.name}")
         start = time.monotonic()
@@ -78,6 +87,7 @@ def run_stages(stages: Sequence[Stage]) -> int:
             seconds = time.monotonic() - start
             outcome = "ok" if code == 0 else f"FAILED (exit code {code})"
             _say(f"[{number}/{len(stages)}] {stage.name}: {outcome}, {seconds:.1f} s")
+            linters = linters or code
         failed = failed or code
     return failed
 

@@ -1,4 +1,4 @@
-"""Tests with the real engine: serial, with the user's model cache and pip configuration."""
+"""Tests with the real engine: never in parallel, with the user's model cache and pip configuration."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ _HOME = os.path.expanduser("~")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark this folder's tests, and keep them on one worker: one engine at a time."""
-    # Here, because pytest-xdist reads the groups before a folder's later hooks run.
+    """Mark this folder's tests."""
     if _HERE in item.path.parents:
         item.add_marker(pytest.mark.real)
-        item.add_marker(pytest.mark.xdist_group("engine"))
         # vLLM and what it imports warn on their own account.
         item.add_marker(pytest.mark.filterwarnings("default"))
 
