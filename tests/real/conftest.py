@@ -1,4 +1,4 @@
-"""Tests with the real engine: never in parallel, with the user's model cache and pip configuration."""
+"""Tests with the real engine: one by one, with the user's model cache and pip configuration."""
 
 from __future__ import annotations
 
