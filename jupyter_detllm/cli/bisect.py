@@ -47,6 +47,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="longest a run may take (default 600)",
     )
+    add(
+        "--max-tokens-total",
+        type=int,
+        metavar="N",
+        help="most prompt and new tokens of one run (default 200000)",
+    )
     add("--quiet", action="store_true", help="no progress on stderr")
     add_json(parser)
 
@@ -80,7 +86,9 @@ def _bisect(args: argparse.Namespace, only: tuple[str, ...], options: dict[str, 
     report = bisect_cell(
         args.notebook,
         cell,
-        BisectOptions(policy, args.model, options, only, args.all, args.timeout),
+        BisectOptions(
+            policy, args.model, options, only, args.all, args.timeout, _tokens_total(args)
+        ),
         say=(lambda line: None) if args.quiet else notice,
     )
     if args.json:
@@ -88,6 +96,12 @@ def _bisect(args: argparse.Namespace, only: tuple[str, ...], options: dict[str, 
     else:
         write(bisect_text(report))
     return report.exit_code
+
+
+def _tokens_total(args: argparse.Namespace) -> int:
+    from jupyter_detllm.verify.limits import DEFAULT_TOKENS_TOTAL
+
+    return DEFAULT_TOKENS_TOTAL if args.max_tokens_total is None else int(args.max_tokens_total)
 
 
 def _assignment(text: str) -> tuple[str, FieldValue]:

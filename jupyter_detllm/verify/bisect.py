@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from jupyter_detllm.controls.environ import AVAILABLE_LEVELS
 from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
 from jupyter_detllm.core.fields import spec_of
 from jupyter_detllm.core.fieldspec import Role
-from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
+from jupyter_detllm.core.fingerprint import FieldDiff, Fingerprint
 from jupyter_detllm.core.notebook import CellView
-from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Call, Stamp
 from jupyter_detllm.core.verdict import Verdict, facts_of
 from jupyter_detllm.probes.platform import Platform, compute_platform
@@ -31,7 +30,7 @@ from jupyter_detllm.verify.bisect_base import (
     groups_of,
     model_of,
 )
-from jupyter_detllm.verify.bisect_cell import Obstacle, Sides, sides_of
+from jupyter_detllm.verify.bisect_cell import BisectOptions, Obstacle, Sides, sides_of
 from jupyter_detllm.verify.bisect_change import Composition, Conditions
 from jupyter_detllm.verify.bisect_plan import Trial, plan
 from jupyter_detllm.verify.bisect_report import (
@@ -42,38 +41,11 @@ from jupyter_detllm.verify.bisect_report import (
     difference_text,
 )
 from jupyter_detllm.verify.bisect_run import Run, Runner, run_in_child
+from jupyter_detllm.verify.limits import check_total, most_tokens
 
 __all__ = ["BisectOptions", "bisect_cell"]
 
 _UNCHANGED = ("unchanged", "unchanged, again")
-
-
-@dataclass(frozen=True, slots=True)
-class BisectOptions:
-    """How to bisect.
-
-    Attributes
-    ----------
-    policy
-        What counts as equal.
-    model
-        What to load, where the notebook's own word is not enough: a folder or hub id.
-    options
-        Engine options of every run, over the recorded ones.
-    only
-        Names of the settings to try; empty means all.
-    every
-        Go on after the first that makes the difference vanish.
-    timeout
-        Longest a run may take, in seconds.
-    """
-
-    policy: Policy = field(default_factory=Policy)
-    model: str | None = None
-    options: Mapping[str, FieldValue] = field(default_factory=dict)
-    only: tuple[str, ...] = ()
-    every: bool = False
-    timeout: float = 600.0
 
 
 def bisect_cell(
@@ -103,13 +75,16 @@ def bisect_cell(
     Raises
     ------
     UsageError
-        When the notebook names a model that the user has to name himself.
+        When the notebook names a model that the user has to name himself, or asks for
+        more tokens than he allows.
     """
     chosen = options or BisectOptions()
     where = platform or compute_platform()
     sides = sides_of(cell, chosen.policy)
     if isinstance(sides, Obstacle):
         return BisectReport(path, cell.label, chosen.policy, *sides)
+    requests = max((sides.present.requests, sides.reference.requests), key=len)
+    check_total(map(most_tokens, requests), chosen.tokens_total)
     base, reasons = conditions_of(sides.present, where, chosen.options)
     if base is None:
         reason = "; ".join(reasons)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jupyter_detllm.core.compare import compare_calls
+from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.notebook import CellView, JsonObject, NotebookView, check_cell
 from jupyter_detllm.core.policy import Policy, PolicyKind
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.verdict import Verdict, model_differences
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.bisect_report import Finding
-from jupyter_detllm.verify.limits import excess
+from jupyter_detllm.verify.limits import DEFAULT_TOKENS_TOTAL, excess
 
-__all__ = ["Obstacle", "Sides", "choose_cell", "sides_of"]
+__all__ = ["BisectOptions", "Obstacle", "Sides", "choose_cell", "sides_of"]
 
 _DIFFER = (Verdict.DRIFT, Verdict.DIVERGED, Verdict.NOT_COMPARABLE)
 
@@ -38,6 +40,37 @@ class Sides:
     reference_json: JsonObject
     present: Stamp
     present_json: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class BisectOptions:
+    """How to bisect.
+
+    Attributes
+    ----------
+    policy
+        What counts as equal.
+    model
+        What to load, where the notebook's own word is not enough: a folder or hub id.
+    options
+        Engine options of every run, over the recorded ones.
+    only
+        Names of the settings to try; empty means all.
+    every
+        Go on after the first that makes the difference vanish.
+    timeout
+        Longest a run may take, in seconds.
+    tokens_total
+        Most prompt tokens and new tokens of one run.
+    """
+
+    policy: Policy = field(default_factory=Policy)
+    model: str | None = None
+    options: Mapping[str, FieldValue] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    every: bool = False
+    timeout: float = 600.0
+    tokens_total: int = DEFAULT_TOKENS_TOTAL
 
 
 def choose_cell(notebook: NotebookView, which: str | None, policy: Policy) -> CellView:

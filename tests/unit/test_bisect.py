@@ -287,6 +287,14 @@ def test_a_notebook_never_chooses_the_model() -> None:
     assert not machine.jobs
 
 
+def test_a_notebook_does_not_choose_how_much_is_computed() -> None:
+    machine = Machine()
+    stamp = machine.record()
+    with pytest.raises(UsageError, match="--max-tokens-total"):
+        bisect(view(stamp, stamp), machine, tokens_total=50)
+    assert not machine.jobs
+
+
 def test_part_of_a_recorded_batch_is_bisected_on_what_both_hold() -> None:
     machine = Machine({"batch_sensitive": True})
     together = machine.record()
