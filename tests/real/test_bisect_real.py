@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from jupyter_detllm.controls.guard import apply
 from jupyter_detllm.core.compare import EvidenceState, compare_calls
 from jupyter_detllm.core.generation import GenerationRequest, Prompt, build_requests
@@ -41,6 +43,7 @@ def stamp(engine: VLLMOfflineEngine, requests: Sequence[GenerationRequest], size
     return Stamp("three", Level.REPEATABLE, source, engine.model(), found, found.digest, 0, calls)
 
 
+@pytest.mark.slow
 def test_alone_instead_of_batched_is_named(
     vllm_engine: VLLMOfflineEngine, users_cache: Path
 ) -> None:
