@@ -56,7 +56,13 @@ def recorded_variable(name: str, value: FieldValue, platform: Platform) -> Chang
         return None
     if value is not None and not _PLAIN.fullmatch(str(value)):
         return None
+    if value is not None and variable.endswith("_NUM_THREADS") and not _threads(str(value)):
+        return None
     return Change(environ={variable: None if value is None else str(value)})
+
+
+def _threads(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) <= _MAX_THREADS
 
 
 def _option(name: str, value: FieldValue, engine: str, platform: Platform) -> Change | None:
