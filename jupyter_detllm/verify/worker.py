@@ -53,7 +53,8 @@ def run_in_worker(job: Job, listener: Listener) -> None:
 @contextlib.contextmanager
 def _child(job: Job, errors: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "jupyter_detllm.verify.worker"],
+        # -P: nothing beside the notebook is imported.
+        [sys.executable, "-P", "-m", "jupyter_detllm.verify.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

@@ -70,6 +70,17 @@ def test_a_kernels_notebook_replays_to_the_same_fingerprint(stamped: str, tmp_pa
     assert (tmp_path / "a.ipynb").read_text() == stamped
 
 
+def test_nothing_beside_the_notebook_is_imported(stamped: str, tmp_path: Path) -> None:
+    (tmp_path / "a.ipynb").write_text(stamped)
+    for name in ("jupyter_detllm", "rfc8785", "torch"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'w')\n")
+    script = Path(sys.executable).with_name("jupyter-detllm")
+    command = [str(script) if script.exists() else "jupyter-detllm", "replay", "--quiet", "a.ipynb"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert not (tmp_path / "imported").exists()
+
+
 def test_reports_are_written_as_asked(stamped: str, tmp_path: Path) -> None:
     (tmp_path / "a.ipynb").write_text(stamped)
     argv = ("replay", "a.ipynb", "--quiet", "--html", "r.html", "--junit", "r.xml")
