@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,11 @@ from hypothesis import settings
 # A busy machine is no reason to fail: how long an example takes is for benchmarks.
 settings.register_profile("detllm", deadline=None)
 settings.load_profile("detllm")
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that: the tests
+# of interrupts, here and in child processes, need Python's own handler.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # As they were before any test: the real tests need the user's caches and pip configuration.
 ORIGINAL_ENVIRONMENT: Mapping[str, str] = dict(os.environ)
