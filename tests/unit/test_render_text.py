@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jupyter_detllm.core.generation import Generation, Sampling
+from jupyter_detllm.core.compare import Divergence, compare_generations
+from jupyter_detllm.core.generation import Generation, Prompt, Sampling
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.verdict import Verdict
+from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.render import FORMATS, render_report
-from jupyter_detllm.render.explain import MAX_LINES, explain
+from jupyter_detllm.render.explain import MAX_LINES, _margin, _margin_text, explain
 from jupyter_detllm.render.text import render
 from jupyter_detllm.verify.report import Mode, Report, Standing
 from jupyter_detllm.verify.service import check_notebook, check_paths
@@ -29,6 +32,7 @@ from tests.builders import (
     token_id,
     with_actual,
 )
+from tests.fakes import Run
 
 SOURCE = "%%detgen haiku\nWrite a haiku."
 PIECES = ["An", " old", " ", b"\xe6", b"\xb1\xa0", "塘", " pond\x1b[31m", " 😀", "."]
@@ -281,3 +285,21 @@ def test_every_format_renders(form: str) -> None:
 def test_an_unknown_format_is_one_line() -> None:
     with pytest.raises(UsageError, match="no report format 'pdf'; expected text, json"):
         render_report(_report(), "pdf")
+
+
+@pytest.mark.parametrize(("classed", "text"), [(True, "0 nats (tie)"), (False, "0 nats")])
+def test_only_a_greedy_margin_has_a_class(classed: bool, text: str) -> None:
+    divergence = Divergence(1, 5, 6, 0.0, None, None)
+    assert _margin_text(divergence, 0.0, classed=classed) == text
+
+
+def test_a_sampled_margin_is_not_called_confident() -> None:
+    sampled = Run(prompts=(Prompt.chat("a"),), sampling=SamplingOptions(temperature=0.8))
+    request, found = sampled.stamp().requests[0], sampled.stamp().generations[0]
+    changed = replace(found, token_ids=(found.token_ids[0] + 1, *found.token_ids[1:]))
+    pair = compare_generations(request, found, changed)
+    assert pair.divergence is not None
+    margin = _margin(pair, pair.divergence)[0]
+    assert margin.label == "margin"
+    assert "nats" in margin.text
+    assert not any(f"({kind})" in margin.text for kind in ("tie", "near-tie", "confident"))
