@@ -16,6 +16,7 @@ __all__ = [
     "EngineStartError",
     "ExecutionError",
     "GenerationInterrupted",
+    "InvarianceError",
     "ModelError",
     "NotebookError",
     "RequestError",
@@ -92,6 +93,10 @@ class RequestError(DetLLMError):
 
 class ControlError(DetLLMError):
     """A determinism control that cannot be put in force."""
+
+
+class InvarianceError(DetLLMError):
+    """A method of batch invariance that is not in force, or a level not held by any."""
 
 
 class ModelError(DetLLMError):

@@ -1,0 +1,172 @@
+"""What a method of batch invariance is: its conditions, what it changes, how it is undone.
+
+A method is offered by its conditions and believed by the self-test alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.probes.platform import Platform
+
+__all__ = ["Candidate", "Host", "Method", "prepared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where an engine is going to run: what the conditions of a method are about.
+
+    Attributes
+    ----------
+    platform
+        Where it computes.
+    vllm, torch
+        Versions of the installed distributions (``0.32.0``, ``2.13.0+cpu``); "" for none.
+    capability
+        Compute capability of every visible GPU (``9.0``; ``8.9, 9.0`` when they differ);
+        "" on CPU.
+    cpu_flags
+        The instruction sets that kernels are chosen by (`probes.cpu.DISPATCH_FLAGS`).
+    isa_limit
+        Value of ONEDNN_MAX_CPU_ISA, upper case; "" for none.
+    options
+        The user's engine options as vLLM spells them.
+    """
+
+    platform: Platform
+    vllm: str = ""
+    torch: str = ""
+    capability: str = ""
+    cpu_flags: frozenset[str] = frozenset()
+    isa_limit: str = ""
+    options: Mapping[str, FieldValue] = field(default_factory=dict)
+
+    def option(self, name: str, default: FieldValue = None) -> FieldValue:
+        """Return the user's value of an engine option, however it is spelled."""
+        for given, value in self.options.items():
+            if given.removeprefix("--").replace("-", "_") == name:
+                return value
+        return default
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Tensor parallel size asked for; 1 by default."""
+        value = self.option("tensor_parallel_size", 1)
+        return int(value) if isinstance(value, (int, str)) and str(value).isdigit() else 1
+
+
+class Method:
+    """One way to make an engine batch-invariant; a subclass overrides what it needs.
+
+    The order of calls: `refusal`, `arguments`, `before_start` (entered), `LLM(...)`,
+    `install`; at the end `uninstall`, and `before_start` is left. Every hook that is
+    looked for and not found raises `InvarianceError`: the method is then not in force.
+
+    Attributes
+    ----------
+    name
+        As it stands in stamps and fingerprints (`engine.invariance`): a method whose
+        results differ in bits from an earlier version's gets another name.
+    changes, undone, costs
+        One sentence each for people: what it changes; how that is undone, or why it
+        cannot be; what it costs, as measured.
+    live
+        Whether it can be installed into an engine that was started for another method.
+        False where `arguments`, `before_start` or `environ` are what makes it.
+    sequential
+        The engine runs one sequence at a time.
+    worker_environ
+        Variables for an engine's worker processes (a `vllm.general_plugins` entry point
+        reads them there); set while the engine lives, whatever `prepared` encloses.
+    """
+
+    name: ClassVar[str]
+    changes: ClassVar[str]
+    undone: ClassVar[str]
+    costs: ClassVar[str]
+    live: ClassVar[bool] = True
+    sequential: ClassVar[bool] = False
+    worker_environ: ClassVar[Mapping[str, str]] = {}
+
+    def refusal(self, host: Host) -> str:
+        """Return why the method is not for `host`, as a clause; "" when it may be tried."""
+        raise NotImplementedError
+
+    def environ(self) -> Mapping[str, str]:
+        """Return the variables it needs; each is a row of ENV_CONTROLS with that value.
+
+        The controls set them, each before its event, where the method is a host's first
+        choice.
+        """
+        return {}
+
+    def arguments(self, chosen: Mapping[str, object]) -> dict[str, object]:
+        """Return the engine options it needs, given the user's `chosen` ones.
+
+        Raises
+        ------
+        UsageError
+            For a chosen option that contradicts, in one line that names it.
+        """
+        return {}
+
+    @contextlib.contextmanager
+    def before_start(self) -> Iterator[None]:
+        """Patch what has to be patched before `LLM` is built; leaving it undoes that.
+
+        vLLM is imported when it is entered; it is left after the engine's shutdown, or
+        when the start fails.
+
+        Raises
+        ------
+        InvarianceError
+            When what is to be patched is not what was expected.
+        """
+        yield
+
+    def install(self, llm: Any) -> None:
+        """Change the live engine, or make sure that what was patched is in use.
+
+        Raises
+        ------
+        InvarianceError
+            When a hook is missing or something does not go through it; the engine is
+            as it was then.
+        """
+
+    def uninstall(self, llm: Any) -> None:
+        """Take back what `install` did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A method and why it is not for a host; "" where it may be tried."""
+
+    method: Method
+    refusal: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether nothing speaks against trying it."""
+        return not self.refusal
+
+
+@contextlib.contextmanager
+def prepared(method: Method) -> Iterator[None]:
+    """Hold what `method` needs around an engine's life: patches and workers' variables."""
+    before = {name: os.environ.get(name) for name in method.worker_environ}
+    os.environ.update(method.worker_environ)
+    try:
+        with method.before_start():
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
