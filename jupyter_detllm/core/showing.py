@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from jupyter_detllm.core.generation import Generation, GenerationRequest
 from jupyter_detllm.core.stamp import Stamp
 
-__all__ = ["generations_text", "printable", "still_shown"]
+__all__ = ["generation_heading", "generations_text", "printable", "still_shown"]
 
 _KEPT_CONTROLS = "\n\t"
 
@@ -30,17 +30,18 @@ def generations_text(
     """Return the texts of one call, with headings where there are several."""
     if len(generations) == 1:
         return generations[0].text
-    return "\n\n".join(f"{_heading(g, requests)}\n{g.text}" for g in generations)
+    return "\n\n".join(f"[{generation_heading(g, requests)}]\n{g.text}" for g in generations)
 
 
-def _heading(generation: Generation, requests: Sequence[GenerationRequest]) -> str:
+def generation_heading(generation: Generation, requests: Sequence[GenerationRequest]) -> str:
+    """Return which generation of its call it is; "" where there is one."""
     parts = []
     if len(requests) > 1:
         parts.append(f"prompt {generation.prompt_index + 1}/{len(requests)}")
     n = len(requests[generation.prompt_index].seeds)
     if n > 1:
         parts.append(f"completion {generation.completion_index + 1}/{n}")
-    return f"[{', '.join(parts)}]"
+    return ", ".join(parts)
 
 
 def still_shown(stamp: Stamp, shown: Iterable[str]) -> bool:

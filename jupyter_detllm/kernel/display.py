@@ -6,11 +6,10 @@ display whose last state is the text that stays (`Slot`).
 
 from __future__ import annotations
 
-import html
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,16 +18,26 @@ from jupyter_detllm.core.showing import generations_text, printable
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import Progress
 from jupyter_detllm.kernel.cells import request_part
+from jupyter_detllm.kernel.ledger import Emitted
+from jupyter_detllm.render.cell import stamp_html
 
 __all__ = ["Slot", "generations_text", "progress_text", "show_stamp", "show_text", "stamp_line"]
 
 _INTERVAL = 0.25  # seconds between two updates of a line
-_STYLE = "font-family:monospace;font-size:85%;opacity:0.75"
 
 
-def show_text(shell: Any, text: str) -> None:
-    """Show text as text/plain: no markup in it is ever rendered."""
-    shell.display_pub.publish(data={"text/plain": printable(text)}, metadata={})
+def show_text(shell: Any, text: str, markup: str = "") -> None:
+    """Show text as text/plain: no markup in it is ever rendered.
+
+    `markup` is the same as HTML, for front ends that prefer it; everything that comes
+    from a model or a user is escaped in it.
+    """
+    shell.display_pub.publish(data=_bundle(text, markup), metadata={})
+
+
+def _bundle(text: str, markup: str) -> dict[str, str]:
+    data = {"text/plain": printable(text)}
+    return {**data, "text/html": markup} if markup else data
 
 
 def stamp_line(stamp: Stamp) -> str:
@@ -48,16 +57,12 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def show_stamp(
-    shell: Any, line: str, stamp: Mapping[str, object], run: Mapping[str, object]
-) -> None:
-    """Put a stamp into the output: one line to see, the rest in the output's metadata."""
-    line = printable(line)
-    data = {
-        "text/plain": line,
-        "text/html": f'<div style="{_STYLE}">{html.escape(line)}</div>',
-    }
-    shell.display_pub.publish(data=data, metadata={KEY: dict(stamp), RUN_KEY: dict(run)})
+def show_stamp(shell: Any, emitted: Emitted) -> None:
+    """Put a stamp into the output: a line that opens, the rest in the output's metadata."""
+    line = stamp_line(emitted.stamp)
+    metadata = {KEY: dict(emitted.stored), RUN_KEY: dict(emitted.run)}
+    data = _bundle(line, stamp_html(emitted.stamp, line, str(emitted.stored["digest"])))
+    shell.display_pub.publish(data=data, metadata=metadata)
 
 
 def progress_text(progress: Progress) -> str:
@@ -89,10 +94,10 @@ class Slot:
             self._display_id = uuid.uuid4().hex
             self._publish("", update=False)
 
-    def _publish(self, text: str, *, update: bool) -> None:
+    def _publish(self, text: str, markup: str = "", *, update: bool) -> None:
         transient = {"display_id": self._display_id}
         self._shell.display_pub.publish(
-            data={"text/plain": printable(text)}, metadata={}, transient=transient, update=update
+            data=_bundle(text, markup), metadata={}, transient=transient, update=update
         )
 
     def line(self, text: str) -> None:
@@ -106,14 +111,14 @@ class Slot:
         else:
             _write(f"\r\x1b[K{printable(text)}")
 
-    def finish(self, text: str) -> None:
-        """Show what stays."""
+    def finish(self, text: str, markup: str = "") -> None:
+        """Show what stays; `markup` as `show_text` takes it."""
         if self._terminal:
             _write("\r\x1b[K")
         if self._display_id:
-            self._publish(text, update=True)
+            self._publish(text, markup, update=True)
         else:
-            show_text(self._shell, text)
+            show_text(self._shell, text, markup)
 
     @contextmanager
     def settled(self, otherwise: str) -> Iterator[None]:

@@ -9,7 +9,7 @@ from typing import Any
 from jupyter_detllm.core.notebook import KEY, RUN_KEY, check_cell, read_notebook
 from jupyter_detllm.errors import DetLLMError
 from jupyter_detllm.kernel.cells import Ending, request_part
-from jupyter_detllm.kernel.display import show_stamp, show_text, stamp_line
+from jupyter_detllm.kernel.display import show_stamp, show_text
 from jupyter_detllm.kernel.ledger import Emitted
 from jupyter_detllm.kernel.session import current_session
 
@@ -31,7 +31,7 @@ def emit_stamp(shell: Any, ending: Ending) -> None:
     if verdict is not None:
         emitted = replace(emitted, run={**emitted.run, "verdict": verdict})
     emitted = session.ledger.add(emitted)
-    show_stamp(shell, stamp_line(emitted.stamp), emitted.stored, emitted.run)
+    show_stamp(shell, emitted)
 
 
 def live_verdict(emitted: Emitted, source: str, metadata: Mapping[str, Any]) -> str | None:

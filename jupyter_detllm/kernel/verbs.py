@@ -21,7 +21,6 @@ from jupyter_detllm.kernel.display import (
     progress_text,
     show_stamp,
     show_text,
-    stamp_line,
 )
 from jupyter_detllm.kernel.engine_options import parse_use
 from jupyter_detllm.kernel.hints import nearest
@@ -35,6 +34,7 @@ from jupyter_detllm.kernel.parsers import (
 )
 from jupyter_detllm.kernel.session import Session
 from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.render.cell import generations_html
 
 __all__ = ["VERBS", "Surface"]
 
@@ -118,7 +118,7 @@ class Surface:
             ledger.forget(arguments.forget)
         if arguments.emit:
             entry = ledger.find(arguments.emit)
-            show_stamp(self.shell, stamp_line(entry.stamp), entry.stored, entry.run)
+            show_stamp(self.shell, entry)
         else:
             show_text(self.shell, status.stamps_text(ledger))
 
@@ -158,7 +158,9 @@ class Surface:
 
         with slot.settled("detllm: no text was generated"):
             result = self.session.run(ask, requests, progress=report)
-        slot.finish(generations_text(requests, result.generations))
+        text = generations_text(requests, result.generations)
+        markup = generations_html(requests, result.generations, show_prompt=ask.store_prompt)
+        slot.finish(text, markup)
         if arguments.out:
             self.shell.user_ns[arguments.out] = list(result.generations)
 

@@ -21,7 +21,7 @@ def test_a_cell_leaves_its_text_and_one_stamp() -> None:
     assert stamp.name == "pair"
     assert stamp.source == source_digest(PAIR)
     shown = text(cells[2])
-    assert list(outputs[0]["data"]) == ["text/plain"]
+    assert list(outputs[0]["data"]) == ["text/plain", "text/html"]
     assert outputs[0]["metadata"] == {}
     for generation in stamp.generations:
         assert generation.text in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
+from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import Progress, SamplingOptions
 from jupyter_detllm.kernel import display
 from jupyter_detllm.kernel.display import (
@@ -19,6 +21,7 @@ from jupyter_detllm.kernel.display import (
     show_text,
     stamp_line,
 )
+from jupyter_detllm.kernel.ledger import Emitted
 from tests.fakes import Run
 
 
@@ -177,14 +180,29 @@ def test_the_stamp_line_is_the_same_for_the_same_content() -> None:
     assert stamp_line(other) != line
 
 
+def emitted(stamp: Stamp, **stored: Any) -> Emitted:
+    return Emitted(stamp, {**stamp.to_json(), **stored}, {"run_id": "r"}, None, 1)
+
+
 def test_a_stamp_is_metadata_and_its_line_is_escaped() -> None:
     shell = kernel_shell()
-    show_stamp(shell, "<b> & \x1b", {"schema": "s"}, {"run_id": "r"})
+    hostile = replace(Run(sampling=SAMPLED).stamp(), self_test="<i>& \x1b")
+    hostile = replace(hostile, model=replace(hostile.model, name="<b> & \x1b"))
+    show_stamp(shell, emitted(hostile))
     ((data, metadata),) = shell.display_pub.saved()
-    assert data["text/plain"] == "<b> & \\x1b"
+    assert data["text/plain"] == stamp_line(hostile).replace("\x1b", "\\x1b")
     assert "&lt;b&gt; &amp; \\x1b" in data["text/html"]
+    assert "&lt;i&gt;&amp; \\x1b" in data["text/html"]
     assert "<b>" not in data["text/html"]
-    assert metadata == {KEY: {"schema": "s"}, RUN_KEY: {"run_id": "r"}}
+    assert metadata == {KEY: hostile.to_json(), RUN_KEY: {"run_id": "r"}}
+
+
+def test_a_texts_markup_stands_beside_its_plain_form() -> None:
+    for cell_id in ("a", None):
+        shell = kernel_shell(cell_id=cell_id)
+        Slot(shell).finish("a < b", "<pre>a &lt; b</pre>")
+        ((data, _),) = shell.display_pub.saved()
+        assert data == {"text/plain": "a < b", "text/html": "<pre>a &lt; b</pre>"}
 
 
 def test_the_progress_line() -> None:
