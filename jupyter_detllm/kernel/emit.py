@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jupyter_detllm.core.notebook import KEY, RUN_KEY, check_cell, read_notebook
 from jupyter_detllm.errors import DetLLMError
 from jupyter_detllm.kernel.cells import Ending, request_part
 from jupyter_detllm.kernel.display import show_stamp, show_text
-from jupyter_detllm.kernel.ledger import Emitted
+from jupyter_detllm.kernel.live import compare_live
 from jupyter_detllm.kernel.session import current_session
 
-__all__ = ["emit_stamp", "live_verdict"]
+__all__ = ["emit_stamp"]
 
 
 def emit_stamp(shell: Any, ending: Ending) -> None:
-    """Show the stamp of the cell that ended, if it generated anything."""
+    """Show the stamp of the cell that ended, if it generated anything.
+
+    What the comparison with its reference found goes beside the stamp, never into it or
+    into what the cell shows.
+    """
     session = current_session()
     try:
         emitted = session.recorder.close(ending)
@@ -27,30 +29,14 @@ def emit_stamp(shell: Any, ending: Ending) -> None:
         return
     if emitted is None:
         return
-    verdict = live_verdict(emitted, ending.source, request_part(shell, "metadata"))
-    if verdict is not None:
-        emitted = replace(emitted, run={**emitted.run, "verdict": verdict})
+    result = compare_live(
+        emitted.stored,
+        emitted.run,
+        ending.source,
+        request_part(shell, "metadata"),
+        session.ledger.fingerprints,
+    )
+    if result is not None:
+        emitted = replace(emitted, run={**emitted.run, **result.to_run()}, live=result)
     emitted = session.ledger.add(emitted)
     show_stamp(shell, emitted)
-
-
-def live_verdict(emitted: Emitted, source: str, metadata: Mapping[str, Any]) -> str | None:
-    """Return the verdict against the reference that the front end sent with the cell.
-
-    None where it sent none. This is volatile: it goes beside the stamp, never into
-    it or into what the cell shows.
-    """
-    if not isinstance(metadata.get(KEY), dict):
-        return None
-    output = {"metadata": {KEY: emitted.stored, RUN_KEY: emitted.run}}
-    cell = {
-        "cell_type": "code",
-        "source": source,
-        "outputs": [output],
-        "metadata": {KEY: metadata[KEY]},
-    }
-    try:
-        view = read_notebook({"nbformat": 4, "cells": [cell]})
-        return str(check_cell(view.cells[0]).verdict)
-    except DetLLMError:
-        return None

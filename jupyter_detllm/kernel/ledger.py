@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from jupyter_detllm.core.canonical import Json
+from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel.hints import nearest
+from jupyter_detllm.kernel.live import RECORDED, LiveResult
 
 __all__ = ["Emitted", "Ledger"]
+
+_MOST_FINGERPRINTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class Emitted:
         Id of the cell, None where the front end sends none.
     number
         Position among the stamps of this kernel, from 1.
+    live
+        How it compared with the reference that the front end sent; None where it sent none.
     """
 
     stamp: Stamp
@@ -36,6 +42,7 @@ class Emitted:
     run: Mapping[str, Json]
     cell_id: str | None
     number: int
+    live: LiveResult | None = None
 
     @property
     def label(self) -> str:
@@ -50,6 +57,7 @@ class Ledger:
         self._entries: dict[str, Emitted] = {}
         self._names: dict[str, str | None] = {}
         self._count = 0
+        self._fingerprints: dict[str, Fingerprint] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -62,6 +70,11 @@ class Ledger:
         """Return the names of the stamped cells, in that order."""
         return tuple(e.stamp.name for e in self._entries.values() if e.stamp.name)
 
+    @property
+    def fingerprints(self) -> Mapping[str, Fingerprint]:
+        """The fingerprints this kernel has stamped under, by digest: the last few."""
+        return self._fingerprints
+
     def add(self, emitted: Emitted) -> Emitted:
         """Keep an emitted stamp; return it with its number."""
         key = self._key(emitted)
@@ -70,9 +83,23 @@ class Ledger:
             self._count += 1
         emitted = replace(emitted, number=earlier.number if earlier else self._count)
         self._entries[key] = emitted
+        self._remember(emitted.stamp)
         if emitted.stamp.name:
             self._names[emitted.stamp.name] = emitted.cell_id
         return emitted
+
+    def _remember(self, stamp: Stamp) -> None:
+        if stamp.fingerprint is not None:
+            self._fingerprints[str(stamp.fingerprint_digest)] = stamp.fingerprint
+            for digest in list(self._fingerprints)[:-_MOST_FINGERPRINTS]:
+                del self._fingerprints[digest]
+
+    def mark_recorded(self, cell_ids: Iterable[str]) -> None:
+        """Note that the stamps of these cells are their references now."""
+        ids = set(cell_ids)
+        for key, entry in self._entries.items():
+            if entry.cell_id in ids:
+                self._entries[key] = replace(entry, live=RECORDED)
 
     @staticmethod
     def _key(emitted: Emitted) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_detllm.engines.base import ShutdownReport
 from jupyter_detllm.kernel.ledger import Ledger
+from jupyter_detllm.kernel.live import verdict_line
 from jupyter_detllm.kernel.session import Session
 from jupyter_detllm.kernel.shown import shown_option, shown_text
 
@@ -123,13 +124,12 @@ def stamps_text(ledger: Ledger) -> str:
     rows = []
     for entry in ledger.entries():
         tokens = sum(len(g.token_ids) for g in entry.stamp.generations)
-        verdict = entry.run.get("verdict")
         rows.append(
             (
                 entry.label,
                 entry.stamp.generation_digest.short,
                 f"{tokens} tokens",
-                str(verdict) if verdict else "not compared",
+                verdict_line(entry.live),
             )
         )
     return "\n".join(["stamped cells", *_table(rows)])

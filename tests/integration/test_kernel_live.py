@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -64,7 +65,7 @@ def test_a_name_belongs_to_the_cell_whose_id_took_it(kernel: LiveKernel) -> None
 
 
 def test_the_live_verdict_is_beside_the_stamp_and_nowhere_else(kernel: LiveKernel) -> None:
-    kernel.run("%detllm use fake drift_salt=another")
+    kernel.run("%detllm use fake drift_salt=another --drift-field engine.dtype=other")
     source = "%%detgen haiku --temperature 0\nHello"
     other = stamp(kernel.run(source))[KEY]
     kernel.run("%detllm release")
@@ -72,23 +73,41 @@ def test_the_live_verdict_is_beside_the_stamp_and_nowhere_else(kernel: LiveKerne
     alone = kernel.run(source)
     kept = stamp(alone)[KEY]
 
-    def rerun(reference: dict[str, object]) -> Reply:
+    def rerun(reference: object) -> Reply:
         meta = {"schema": "detllm.cell/1", "reference": reference, "recorded_run": "r"}
         return kernel.run(source, metadata={KEY: meta})
 
+    def listed() -> str:
+        shown = kernel.run("%detllm status").of("display_data")[0]["data"]["text/plain"]
+        return str(shown).splitlines()[-1]
+
+    assert listed().endswith("not compared")
+
+    new = kernel.run(source, metadata={"deletedCells": []})
+    assert listed().endswith("new: no reference yet")
     same = rerun(reference_json(kept))
+    assert listed().endswith("match")
     drifted = rerun(reference_json(other))
+    # This kernel has stamped under the other fingerprint, so it can name the field.
+    assert re.search(r'drift at token \d+: ".*" -> ".*", margin \S+ \(', listed())
+    assert listed().endswith("; engine.dtype: other -> bfloat16")
     broken = rerun({"schema": "detllm.stamp/1"})
+    assert "error: the cell's reference" in listed()
+    hostile = rerun("</script>")
+    assert stamp(new)[RUN_KEY]["verdict"] == "unstamped"
     assert stamp(same)[RUN_KEY]["verdict"] == "match"
-    assert stamp(drifted)[RUN_KEY]["verdict"] in {"drift", "diverged"}
+    assert stamp(drifted)[RUN_KEY]["verdict"] == "drift"
+    found = stamp(drifted)[RUN_KEY]["comparison"]
+    assert isinstance(found, dict)
+    assert (found["verdict"], found["fingerprint"]) == ("drift", "differs")
+    assert found["reference"] == other["digest"]
     assert stamp(broken)[RUN_KEY]["verdict"] == "error"
-    assert "verdict" not in stamp(alone)[RUN_KEY]
-    for reply in (same, drifted, broken):
+    assert stamp(hostile)[RUN_KEY]["verdict"] == "error"
+    assert not {"verdict", "comparison"} & set(stamp(alone)[RUN_KEY])
+    for reply in (new, same, drifted, broken, hostile):
         assert stamp(reply)[KEY] == kept
         shown = [d["data"] for d in reply.of("display_data")]
         assert shown == [d["data"] for d in alone.of("display_data")]
-    listed = kernel.run("%detllm stamps").of("display_data")[0]["data"]["text/plain"]
-    assert listed.endswith("error")
 
 
 def test_completion_and_help_as_a_front_end_asks(kernel: LiveKernel) -> None:

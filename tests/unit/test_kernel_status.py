@@ -14,6 +14,7 @@ from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec, ShutdownReport
 from jupyter_detllm.kernel.ledger import Emitted
+from jupyter_detllm.kernel.live import RECORDED
 from jupyter_detllm.kernel.session import Session
 from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.kernel.status import release_text, setup_text, stamps_text, status_text
@@ -95,13 +96,13 @@ def test_stamped_cells_are_listed_in_order_with_their_digests() -> None:
     session = Session()
     one, two = Run(name="haiku").stamp(), Run(name="").stamp()
     session.ledger.add(Emitted(one, one.to_json(), {"run_id": "r"}, None, 0))
-    session.ledger.add(Emitted(two, two.to_json(), {"run_id": "s", "verdict": "match"}, "c", 0))
+    session.ledger.add(Emitted(two, two.to_json(), {"run_id": "s"}, "c", 0, live=RECORDED))
     head, first, second = stamps_text(session.ledger).splitlines()
     assert head == "stamped cells"
     assert first.split()[:2] == ["haiku", one.generation_digest.short]
     assert first.endswith("not compared")
     assert second.split()[:2] == ["#2", two.generation_digest.short]
-    assert second.endswith("match")
+    assert second.endswith("recorded")
 
 
 def test_a_release_says_what_was_kept() -> None:
