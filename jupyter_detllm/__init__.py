@@ -75,6 +75,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY})
 
 
+def _jupyter_labextension_paths() -> list[dict[str, str]]:
+    """Return where the built lab extension is, for Jupyter's developer tools."""
+    return [{"src": "labextension", "dest": "jupyter-detllm"}]
+
+
 def load_ipython_extension(ipython: Any) -> None:
     """Register the magics (``%load_ext jupyter_detllm``)."""
     _extension().load(ipython)

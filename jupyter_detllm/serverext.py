@@ -1,0 +1,66 @@
+"""Optional Jupyter server extension: promotes stamps when a notebook is saved.
+
+For front ends without the lab extension. It is loaded by every Jupyter server of the
+environment and does nothing until one trait is set, in ``jupyter_server_config.py``::
+
+    c.DetLLMServer.stamp_on_save = "new"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from traitlets import Enum
+from traitlets.config import Configurable
+
+from jupyter_detllm.core.promotion import Update, promote
+from jupyter_detllm.errors import DetLLMError
+
+__all__ = ["DetLLMServer", "pre_save_hook"]
+
+_OFF = "off"
+
+
+class DetLLMServer(Configurable):
+    """What the server does with stamps."""
+
+    stamp_on_save = Enum(
+        (_OFF, *(update.value for update in Update)),
+        default_value=_OFF,
+        help="Which stamps become references when a notebook is saved: off, new "
+        "(cells without a reference, or with a changed source), all.",
+    ).tag(config=True)
+
+
+def pre_save_hook(update: Update, warn: Callable[[str], None]) -> Callable[..., None]:
+    """Return a hook that promotes what is about to be saved, as ``stamp`` would.
+
+    Parameters
+    ----------
+    update
+        Which stamps are promoted.
+    warn
+        Takes one line where a notebook could not be promoted; it is saved all the same.
+    """
+
+    def hook(model: dict[str, Any] | None = None, path: str = "", **_: Any) -> None:
+        if model is None or model.get("type") != "notebook" or not model.get("content"):
+            return
+        try:
+            model["content"] = promote(model["content"], update)[0]
+        except DetLLMError as error:
+            warn(f"{path}: stamps were not promoted: {error}")
+
+    return hook
+
+
+def _jupyter_server_extension_points() -> list[dict[str, str]]:
+    return [{"module": "jupyter_detllm.serverext"}]
+
+
+def _load_jupyter_server_extension(serverapp: Any) -> None:
+    settings = DetLLMServer(parent=serverapp)
+    if settings.stamp_on_save != _OFF:
+        hook = pre_save_hook(Update(settings.stamp_on_save), serverapp.log.warning)
+        serverapp.contents_manager.register_pre_save_hook(hook)

@@ -1,0 +1,42 @@
+import { Widget } from '@lumino/widgets';
+
+import { button, element } from './dom';
+import { clip } from './explain';
+import { EMPTY, IStatus, verdictText } from './status';
+
+const MOST_LINES = 12;
+
+function hint(status: IStatus): string {
+  const lines = status.cells.map(cell => `${clip(cell.view.label, 50)}: ${verdictText(cell)}`);
+  if (lines.length > MOST_LINES) {
+    lines.splice(MOST_LINES, lines.length, `and ${lines.length - MOST_LINES} more`);
+  }
+  if (status.late.length) {
+    lines.push(`too late: ${clip(status.late.join(', '), 80)}`);
+  }
+  return [...lines, 'Click for details'].join('\n');
+}
+
+/** One line of text that opens the panel; the dot's colour only repeats the text. */
+export class Indicator extends Widget {
+  constructor(open: () => void) {
+    const label = element('span', { class: 'jp-detllm-label', attributes: { role: 'status' } });
+    const dot = element('span', { class: 'jp-detllm-dot', attributes: { 'aria-hidden': 'true' } });
+    const node = button('', open, { class: 'jp-detllm-status' });
+    node.append(dot, label);
+    super({ node });
+    this.label = label;
+    this.show_(EMPTY);
+  }
+
+  show_(status: IStatus): void {
+    const text = `detllm: ${status.text}`;
+    if (this.label.textContent !== text) {
+      this.label.textContent = text;
+    }
+    this.node.dataset.state = status.state;
+    this.node.title = hint(status);
+  }
+
+  private readonly label: HTMLElement;
+}

@@ -1,0 +1,149 @@
+import { Widget } from '@lumino/widgets';
+
+import { shortDigest } from './core/canonical';
+import { button, element } from './dom';
+import { clip, explain } from './explain';
+import { ICellStatus, IStatus, verdictText } from './status';
+
+export interface IPanelActions {
+  jump(cellId: string): void;
+  acceptCell(cellId: string): void;
+  acceptAll(): void;
+  stampAll(): void;
+}
+
+/** What is shown: a notebook's name and status, null where no notebook is open. */
+export interface IShown {
+  readonly name: string;
+  readonly status: IStatus;
+}
+
+export class DetLLMPanel extends Widget {
+  constructor(private readonly actions: IPanelActions) {
+    super();
+    this.id = 'detllm-panel';
+    this.addClass('jp-detllm-panel');
+    this.title.label = 'detllm';
+    this.title.caption = 'Stamps of the current notebook';
+    this.node.setAttribute('role', 'region');
+    this.node.setAttribute('aria-label', 'detllm: stamps of the current notebook');
+    this.node.tabIndex = -1;
+    this.node.append(this.body, this.message);
+    this.show_(null);
+  }
+
+  /** Say what a command did. */
+  say(text: string): void {
+    this.message.textContent = clip(text, 200);
+  }
+
+  show_(shown: IShown | null): void {
+    const focused = this.focusedKey();
+    this.body.replaceChildren(...(shown ? this.content(shown) : [nothing()]));
+    if (focused) {
+      const again = [...this.body.querySelectorAll<HTMLElement>('[data-key]')];
+      again.find(node => node.dataset.key === focused)?.focus();
+    }
+  }
+
+  /** Which button has the focus: a refresh must not take it away. */
+  private focusedKey(): string | undefined {
+    const active = document.activeElement;
+    return active instanceof HTMLElement && this.body.contains(active)
+      ? active.dataset.key
+      : undefined;
+  }
+
+  private content({ name, status }: IShown): Node[] {
+    const out: Node[] = [
+      element('h2', { class: 'jp-detllm-title', text: clip(name, 60) }),
+      element('p', {
+        class: 'jp-detllm-summary',
+        text: status.text,
+        attributes: { 'data-state': status.state }
+      }),
+      element('div', { class: 'jp-detllm-actions' }, this.stampAll(), this.acceptAll())
+    ];
+    for (const problem of status.problems.slice(0, 5)) {
+      out.push(element('p', { class: 'jp-detllm-problem', text: clip(problem, 160) }));
+    }
+    if (status.late.length) {
+      const text = `too late to be in force: ${clip(status.late.join(', '), 160)}`;
+      out.push(element('p', { class: 'jp-detllm-problem', text }));
+    }
+    const items = status.cells.map(cell => this.item(cell));
+    out.push(items.length ? element('ol', { class: 'jp-detllm-cells' }, ...items) : nothing());
+    return out;
+  }
+
+  private stampAll(): HTMLElement {
+    return button('Stamp new', () => this.actions.stampAll(), {
+      attributes: {
+        'data-key': 'stamp-all',
+        title: 'Make stamps references where a cell has none or its source was changed'
+      }
+    });
+  }
+
+  private acceptAll(): HTMLElement {
+    return button('Accept all', () => this.actions.acceptAll(), {
+      attributes: {
+        'data-key': 'accept-all',
+        title: 'Accept the new generation of every cell as its reference'
+      }
+    });
+  }
+
+  private item(cell: ICellStatus): HTMLElement {
+    const { view } = cell;
+    const label = clip(view.label, 50);
+    const head = element('div', { class: 'jp-detllm-head' });
+    head.append(
+      button(label, () => this.actions.jump(view.cellId), {
+        class: 'jp-detllm-jump',
+        attributes: { 'data-key': `jump ${view.cellId}`, title: 'Go to this cell' }
+      }),
+      element('span', {
+        class: 'jp-detllm-verdict',
+        text: verdictText(cell),
+        attributes: { 'data-standing': cell.standing }
+      })
+    );
+    const out = element('li', { class: 'jp-detllm-cell' }, head, details(cell));
+    if (view.actual && cell.standing !== 'recorded' && cell.outcome.verdict !== 'match') {
+      const accept = button('Accept as reference', () => this.actions.acceptCell(view.cellId), {
+        attributes: {
+          'data-key': `accept ${view.cellId}`,
+          'aria-label': `Accept the new generation of ${label} as reference`
+        }
+      });
+      out.append(accept);
+    }
+    return out;
+  }
+
+  private readonly body = element('div');
+  private readonly message = element('p', {
+    class: 'jp-detllm-message',
+    attributes: { role: 'status' }
+  });
+}
+
+function nothing(): HTMLElement {
+  return element('p', { text: 'No cell of this notebook generates or carries a stamp.' });
+}
+
+function details(cell: ICellStatus): HTMLElement {
+  const list = element('dl', { class: 'jp-detllm-lines' });
+  const lines = [...explain(cell.outcome)];
+  const stamp = cell.view.actual ?? cell.view.reference;
+  if (stamp) {
+    const digest = shortDigest(stamp.storedDigest);
+    lines.push({ label: 'stamp', text: `${stamp.level}, ${clip(stamp.model.name, 40)}, ${digest}` });
+  }
+  for (const line of lines) {
+    list.append(element('dt', { text: line.label }), element('dd', { text: line.text }));
+  }
+  return list;
+}
+

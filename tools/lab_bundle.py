@@ -1,0 +1,91 @@
+"""The lab extension's bundle and generated table: written after a build, checked without node.
+
+``python -m tools.lab_bundle`` exits with 1 while the committed bundle was not built from
+the committed sources. ``--fields`` writes the table of fingerprint fields before a build,
+``--write`` the digests after it; ``npm run build`` in ``labextension/`` does both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+__all__ = ["BUILD", "FIELDS_FILE", "fields_source", "findings", "main", "state"]
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "labextension"
+BUNDLE = ROOT / "jupyter_detllm" / "labextension"
+STATE_FILE = BUNDLE / "SOURCES"
+FIELDS_FILE = SOURCES / "src" / "core" / "fields.ts"
+BUILD = "cd labextension && npm ci --ignore-scripts && npm run build"
+_FOLDERS = ("src", "style", "schema")
+_FILES = ("package.json", "package-lock.json", "tsconfig.json")
+
+
+def fields_source() -> str:
+    """Return the table of fields as TypeScript: name to weight and reason."""
+    from jupyter_detllm.core.fields import FIELDS
+
+    lines = [
+        "/** Written by `python -m tools.lab_bundle --fields` from `core/fields.py`. */",
+        "",
+        "/** Field to its weight and why it changes results. */",
+        "export const FIELDS: { readonly [name: string]: readonly [number, string] } = {",
+    ]
+    for index, row in enumerate(sorted(FIELDS, key=lambda row: row.name)):
+        comma = "" if index == len(FIELDS) - 1 else ","
+        lines.append(f"  {_text(row.name)}: [{row.weight}, {_text(row.why)}]{comma}")
+    return "\n".join([*lines, "};", ""])
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=True)
+
+
+def _digest(files: Iterable[Path], base: Path) -> str:
+    """Return a digest of names and contents; line ends do not count."""
+    found = hashlib.sha256()
+    for path in sorted(files):
+        data = path.read_bytes().replace(b"\r\n", b"\n")
+        found.update(path.relative_to(base).as_posix().encode() + b"\0" + data + b"\0")
+    return found.hexdigest()
+
+
+def state() -> str:
+    """Return the digests of sources and bundle, as the bundle keeps them."""
+    sources = [path for name in _FOLDERS for path in (SOURCES / name).rglob("*") if path.is_file()]
+    sources += [SOURCES / name for name in _FILES]
+    bundle = [path for path in BUNDLE.rglob("*") if path.is_file() and path != STATE_FILE]
+    return f"sources {_digest(sources, SOURCES)}\nbundle {_digest(bundle, BUNDLE)}\n"
+
+
+def findings() -> list[str]:
+    """Return what is not current, one line each."""
+    out = []
+    if not FIELDS_FILE.is_file() or FIELDS_FILE.read_text(encoding="utf-8") != fields_source():
+        out.append("src/core/fields.ts is not the table in core/fields.py")
+    if not STATE_FILE.is_file() or STATE_FILE.read_text(encoding="ascii") != state():
+        out.append("jupyter_detllm/labextension was not built from the present sources")
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write one of both, or check."""
+    options = list(sys.argv[1:] if argv is None else argv)
+    if options == ["--fields"]:
+        FIELDS_FILE.write_text(fields_source(), encoding="utf-8")
+        return 0
+    if options == ["--write"]:
+        STATE_FILE.write_text(state(), encoding="ascii")
+        return 0
+    found = findings()
+    lines = [*found, f"build it: {BUILD}"] if found else ["the lab extension is current"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
