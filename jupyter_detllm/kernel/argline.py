@@ -105,6 +105,11 @@ class ArgumentParser(MagicArgumentParser):
         """What shows this parser's help."""
         return f"{self.prog.split()[0]}?"
 
+    def section(self) -> str:
+        """Return this parser's part of a help text, under a heading."""
+        title = f"{self.prog} {self.synopsis}".rstrip()
+        return f"{title}\n{'-' * len(title)}\n{self.format_help()}"
+
     @property
     def option_strings(self) -> list[str]:
         """Every option, long spellings only where an option has one."""

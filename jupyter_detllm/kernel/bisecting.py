@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel.argline import Namespace
+from jupyter_detllm.kernel.current import notebook_of
 
-__all__ = ["bisect_saved", "notebook_of"]
-
-#: Where jupyter_server and VS Code tell a kernel which file it belongs to.
-SESSION_VARIABLE = "JPY_SESSION_NAME"
-_VSCODE_NAME = "__vsc_ipynb_file__"
-
-
-def notebook_of(shell: Any, given: str | None) -> Path:
-    """Return the notebook file of this kernel, or the one that was given.
-
-    Raises
-    ------
-    UsageError
-        When the front end does not tell.
-    """
-    if given is not None:
-        return Path(given).expanduser()
-    told = (os.environ.get(SESSION_VARIABLE), shell.user_ns.get(_VSCODE_NAME))
-    for name in told:
-        if isinstance(name, str) and name.endswith(".ipynb") and Path(name).is_file():
-            return Path(name)
-    raise UsageError(
-        "the front end does not tell which file this notebook is",
-        expected="its name",
-        fix="%detllm bisect NAME --notebook FILE.ipynb",
-    )
+__all__ = ["bisect_saved"]
 
 
 def bisect_saved(shell: Any, arguments: Namespace, say: Callable[[str], None]) -> str:
@@ -59,7 +33,8 @@ def bisect_saved(shell: Any, arguments: Namespace, say: Callable[[str], None]) -
 
     asked = Policy.parse(arguments.policy) if arguments.policy else None
     only = settings_named(arguments.only)
-    path = notebook_of(shell, arguments.notebook)
+    fix = "%detllm bisect NAME --notebook FILE.ipynb"
+    path = notebook_of(shell, arguments.notebook, fix)
     _refuse_on_gpu()
     view = read_notebook(read_file(path).data)
     cell = choose_cell(view, arguments.name, asked or DEFAULT_POLICY)

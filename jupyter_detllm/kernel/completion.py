@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jupyter_detllm.kernel.argline import ArgumentParser
-from jupyter_detllm.kernel.engine_options import OWN_MODELS
+from jupyter_detllm.kernel.detgen_line import detgen_parser
+from jupyter_detllm.kernel.engine_options import FAKE, OWN_MODELS
 from jupyter_detllm.kernel.parsers import (
     VERB_PARSERS,
-    detgen_parser,
     setup_parser,
     verb_parser,
 )
@@ -21,7 +22,7 @@ __all__ = ["candidates", "complete"]
 _LINE = re.compile(r"(?:\s*%?|.*?=\s*%)detllm\s+(.*)$", re.DOTALL)
 _CELL = re.compile(r"\s*%%detgen\s+([^\n]*)$")
 _POLICIES = ("tokens", "bitwise", "within(", "prefix(")
-_MOST_FOLDERS = 50
+_MOST_ENTRIES = 200
 
 
 def candidates(text: str, *, first_line: bool, names: Iterable[str] = ()) -> list[str] | None:
@@ -68,9 +69,12 @@ def _line_words(rest: str, names: Iterable[str]) -> list[str]:
     values = _values(parser, words, names)
     if values is not None:
         return _starting(values, fragment)
-    if verb == "use" and len(words) == 1 and not fragment.startswith("-"):
-        return _starting(_models(), fragment)
-    return _starting(parser.option_strings, fragment)
+    if len(words) == 1 and not fragment.startswith("-"):
+        source = _POSITIONAL.get(verb or "")
+        given = source(names) if source is not None else []
+        return _starting(given or parser.option_strings, fragment)
+    engine = _engine_options(words[1]) if verb == "use" and len(words) > 1 else []
+    return _starting([*parser.option_strings, *engine], fragment)
 
 
 def _split(rest: str) -> tuple[list[str], str]:
@@ -88,21 +92,53 @@ def _values(parser: ArgumentParser, words: list[str], names: Iterable[str]) -> l
         return None
     if action.choices is not None:
         return [str(choice) for choice in action.choices]
-    if action.dest == "policy":
-        return list(_POLICIES)
-    return list(names) if action.dest in ("emit", "forget") else []
+    source = _OPTION_VALUES.get(action.dest)
+    return source(names) if source is not None else []
 
 
-def _models() -> list[str]:
-    """Return the model names known here: demo, fake, and model folders beside the notebook."""
-    folders = []
+def _models(_names: Iterable[str] = ()) -> list[str]:
+    """Return the models known here: demo, fake, folders beside the notebook, the hub's cache."""
+    from jupyter_detllm.models.hub import cached_models
+
+    folders = (f"./{entry.name}" for entry in _entries() if (entry / "config.json").is_file())
+    return [*OWN_MODELS, *folders, *cached_models()]
+
+
+def _notebooks(_names: Iterable[str]) -> list[str]:
+    return [entry.name for entry in _entries() if entry.suffix == ".ipynb"]
+
+
+def _entries() -> list[Path]:
     try:
-        for folder in sorted(Path().iterdir())[:_MOST_FOLDERS]:
-            if (folder / "config.json").is_file():
-                folders.append(f"./{folder.name}")
+        return sorted(Path().iterdir())[:_MOST_ENTRIES]
     except OSError:
-        pass  # a folder that cannot be listed has nothing to offer
-    return [*OWN_MODELS, *folders]
+        return []  # a folder that cannot be listed has nothing to offer
+
+
+def _engine_options(model: str) -> list[str]:
+    """Return the engine's options: all of vLLM's once it is loaded, before that the usual."""
+    from jupyter_detllm.engines.fake_options import ENGINE_DEFAULTS
+
+    known: Iterable[str] = ENGINE_DEFAULTS
+    if model != FAKE and "vllm" in sys.modules:
+        from jupyter_detllm.engines._vllm_options import option_names
+
+        known = sorted(option_names())
+    return [f"--{name.replace('_', '-')}" for name in known]
+
+
+_POSITIONAL: Mapping[str, Callable[[Iterable[str]], list[str]]] = {
+    "use": _models,
+    "bisect": list,
+    "check": _notebooks,
+}
+_OPTION_VALUES: Mapping[str, Callable[[Iterable[str]], list[str]]] = {
+    "policy": lambda _: list(_POLICIES),
+    "emit": list,
+    "forget": list,
+    "model": _models,
+    "notebook": _notebooks,
+}
 
 
 def _starting(words: Iterable[str], fragment: str) -> list[str]:

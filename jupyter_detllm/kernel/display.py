@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,9 +19,18 @@ from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import Progress
 from jupyter_detllm.kernel.cells import request_part
 from jupyter_detllm.kernel.ledger import Emitted
-from jupyter_detllm.render.cell import stamp_html
+from jupyter_detllm.render.cell import generations_html, stamp_html
 
-__all__ = ["Slot", "generations_text", "progress_text", "show_stamp", "show_text", "stamp_line"]
+__all__ = [
+    "Slot",
+    "generations_text",
+    "progress_text",
+    "show_again",
+    "show_bundle",
+    "show_stamp",
+    "show_text",
+    "stamp_line",
+]
 
 _INTERVAL = 0.25  # seconds between two updates of a line
 
@@ -33,6 +42,14 @@ def show_text(shell: Any, text: str, markup: str = "") -> None:
     from a model or a user is escaped in it.
     """
     shell.display_pub.publish(data=_bundle(text, markup), metadata={})
+
+
+def show_bundle(
+    shell: Any, text: str, markup: str, data: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> None:
+    """Show text and markup as `show_text` does, and beside them other forms of the same."""
+    bundle = {**_bundle(text, markup), **data}
+    shell.display_pub.publish(data=bundle, metadata=dict(metadata))
 
 
 def _bundle(text: str, markup: str) -> dict[str, str]:
@@ -63,6 +80,15 @@ def show_stamp(shell: Any, emitted: Emitted) -> None:
     metadata = {KEY: dict(emitted.stored), RUN_KEY: dict(emitted.run)}
     data = _bundle(line, stamp_html(emitted.stamp, line, str(emitted.stored["digest"])))
     shell.display_pub.publish(data=data, metadata=metadata)
+
+
+def show_again(shell: Any, emitted: Emitted) -> None:
+    """Put a cell's texts and its stamp into this output, as they stood in its own."""
+    for call in emitted.stamp.calls:
+        kept = emitted.prompts_kept
+        markup = generations_html(call.requests, call.generations, show_prompt=kept)
+        show_text(shell, generations_text(call.requests, call.generations), markup)
+    show_stamp(shell, emitted)
 
 
 def progress_text(progress: Progress) -> str:

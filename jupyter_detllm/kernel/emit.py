@@ -10,6 +10,7 @@ from jupyter_detllm.kernel.cells import Ending, request_part
 from jupyter_detllm.kernel.display import show_stamp, show_text
 from jupyter_detllm.kernel.live import compare_live
 from jupyter_detllm.kernel.session import current_session
+from jupyter_detllm.kernel.showing import refresh_panels
 
 __all__ = ["emit_stamp"]
 
@@ -40,3 +41,4 @@ def emit_stamp(shell: Any, ending: Ending) -> None:
         emitted = replace(emitted, run={**emitted.run, **result.to_run()}, live=result)
     emitted = session.ledger.add(emitted)
     show_stamp(shell, emitted)
+    refresh_panels(session)

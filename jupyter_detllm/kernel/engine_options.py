@@ -15,9 +15,18 @@ from jupyter_detllm.kernel.hints import nearest
 if TYPE_CHECKING:
     from jupyter_detllm.kernel.argline import ArgumentParser, Namespace
 
-__all__ = ["OWN_MODELS", "check_model", "engine_value", "merged", "option_name", "parse_use"]
+__all__ = [
+    "FAKE",
+    "OWN_MODELS",
+    "check_model",
+    "engine_value",
+    "merged",
+    "option_name",
+    "parse_use",
+]
 
-OWN_MODELS = ("demo", "fake")
+FAKE = "fake"
+OWN_MODELS = ("demo", FAKE)
 """Names of ours; any other is a folder or a Hugging Face id."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z][\w-]*=")

@@ -35,6 +35,8 @@ class Emitted:
         Position among the stamps of this kernel, from 1.
     live
         How it compared with the reference that the front end sent; None where it sent none.
+    prompts_kept
+        Whether the stored form holds the prompts.
     """
 
     stamp: Stamp
@@ -43,6 +45,7 @@ class Emitted:
     cell_id: str | None
     number: int
     live: LiveResult | None = None
+    prompts_kept: bool = True
 
     @property
     def label(self) -> str:

@@ -50,7 +50,7 @@ def _detllm_help() -> str:
 
 
 def _detgen_help() -> str:
-    from jupyter_detllm.kernel.parsers import detgen_help
+    from jupyter_detllm.kernel.detgen_line import detgen_help
 
     return detgen_help()
 

@@ -1,46 +1,30 @@
-"""What the magics understand: one parser per verb, and the help made of them."""
+"""What `%detllm` understands: one parser per verb, and the help made of them."""
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.kernel.argline import ArgumentParser, identifier, number
-from jupyter_detllm.kernel.asking import CELL_NAME, NAME_EXPECTED
+from jupyter_detllm.kernel.argline import ArgumentParser
 from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL
 
 __all__ = [
     "DETERMINISTIC_MODES",
+    "EVERY_CELL",
     "VERB_PARSERS",
-    "detgen_help",
-    "detgen_parser",
     "detllm_help",
     "setup_parser",
     "verb_parser",
 ]
 
 DETERMINISTIC_MODES = ("off", "warn", "error")
+EVERY_CELL = "*"
+"""What `--emit` without a name stands for; no cell can be named so."""
+
 _FLAG: dict[str, Any] = {"action": "store_true", "default": None}
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
-
-
-def _cell_name(text: str) -> str:
-    if not CELL_NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r:.60} is not a cell name; expected {NAME_EXPECTED}"
-        )
-    return text
-
-
-def _stop(text: str) -> str:
-    r"""Read a stop string: \n, \t, \r and \\ are what they are in Python."""
-    if not text:
-        raise argparse.ArgumentTypeError("an empty stop string would stop at once")
-    return re.sub(r"\\([ntr\\])", lambda found: _ESCAPES[found.group(1)], text)
 
 
 def _add_setup(parser: ArgumentParser, *, shown: bool = True) -> ArgumentParser:
@@ -105,12 +89,45 @@ def _status() -> ArgumentParser:
 
 
 @cache
+def _show() -> ArgumentParser:
+    parser = ArgumentParser(
+        "%detllm show",
+        synopsis="[--static]",
+        description=(
+            "A panel: the fingerprint by group, late controls, self-test, stamped cells. Without\n"
+            "widgets (--static, a terminal) the same as text and HTML, for notebooks to be kept."
+        ),
+    )
+    parser.add_argument("--static", action="store_true", help="never make a widget")
+    return parser
+
+
+@cache
+def _check() -> ArgumentParser:
+    parser = ArgumentParser(
+        "%detllm check",
+        synopsis="[FILE] [options]",
+        description="Compare what the saved notebook holds: outputs with their references.",
+    )
+    add = parser.add_argument
+    add("notebook", nargs="?", metavar="FILE", help="the notebook, where the front end is silent")
+    add("--policy", metavar="POLICY", help="what counts as equal: tokens, bitwise, ...")
+    return parser
+
+
+@cache
 def _stamps() -> ArgumentParser:
     parser = ArgumentParser(
         "%detllm stamps", synopsis="[options]", description="List the stamped cells of this kernel."
     )
     add = parser.add_argument
-    add("--emit", metavar="NAME", help="put the stamp of cell NAME into this cell's output")
+    add(
+        "--emit",
+        nargs="?",
+        const=EVERY_CELL,
+        metavar="NAME",
+        help="put text and stamp of cell NAME, or of all cells, into this cell's output",
+    )
     add("--forget", metavar="NAME", help="free the name of a cell that was deleted")
     return parser
 
@@ -145,6 +162,8 @@ def _bisect() -> ArgumentParser:
 VERB_PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
     "use": _use,
     "status": _status,
+    "show": _show,
+    "check": _check,
     "stamps": _stamps,
     "release": _release,
     "bisect": _bisect,
@@ -154,78 +173,6 @@ VERB_PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
 def verb_parser(verb: str) -> ArgumentParser:
     """Return the parser of a verb; raise `KeyError` for one that does not exist."""
     return VERB_PARSERS[verb]()
-
-
-@cache
-def detgen_parser() -> ArgumentParser:
-    """Return the parser of `%%detgen`'s line."""
-    parser = ArgumentParser(
-        "%%detgen",
-        synopsis="[NAME] [options]",
-        description=(
-            "The body is one chat message, or several prompts split at lines that are exactly\n"
-            "---. The cell's output gets the text and a stamp."
-        ),
-    )
-    parser.add_argument(
-        "name", nargs="?", default=None, type=_cell_name, metavar="NAME", help="name of the cell"
-    )
-    _add_prompt_options(parser)
-    _add_sampling_options(parser)
-    _add_result_options(parser)
-    return parser
-
-
-def _add_prompt_options(parser: ArgumentParser) -> None:
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--text", action="store_true", help="complete raw text, no chat template")
-    kinds.add_argument(
-        "--messages", action="store_true", help="the body is JSON: a list of chat messages"
-    )
-    add = parser.add_argument
-    add("--system", metavar="TEXT", help="system message before each prompt")
-    add("--no-split", action="store_true", help="one prompt: lines of --- are part of it")
-    add("--fill", action="store_true", help="put variables in for {name}; {{name}} stays {name}")
-
-
-def _add_sampling_options(parser: ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--temperature", type=number, metavar="T", help="0 is greedy")
-    add("--top-p", type=number, metavar="P", help="sample from the likeliest mass P, 0 < P <= 1")
-    add("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens; 0 is off")
-    add("--max-tokens", type=int, metavar="N", help="most tokens per completion")
-    add("-n", type=int, default=1, metavar="N", help="completions per prompt")
-    add(
-        "--stop",
-        action="append",
-        type=_stop,
-        metavar="TEXT",
-        help="end before TEXT; may be given again; \\n is a line end",
-    )
-    add(
-        "--seed",
-        type=int,
-        metavar="S",
-        help="occurrence i of a prompt, completion j gets S + i*n + j (default: derived seeds)",
-    )
-    add("--beam-width", type=int, metavar="N", help="beam search with N beams")
-    add("--length-penalty", type=number, metavar="A", help="of beam search")
-
-
-def _add_result_options(parser: ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--policy",
-        metavar="POLICY",
-        help="what a check accepts: tokens, bitwise, within(ATOL) or prefix(N)",
-    )
-    add("--out", type=identifier, metavar="VAR", help="put the list of generations into VAR")
-    add(
-        "--no-store-prompt",
-        action="store_true",
-        default=None,
-        help="stamp digests of the prompts only; they cannot be replayed then",
-    )
 
 
 _DETLLM_HEAD = """\
@@ -248,44 +195,9 @@ Free the engine to start another::
 Without a verb or options it shows the status. The verbs are: {verbs}.
 """
 
-_DETGEN_HEAD = """\
-Generate from the cell's body and stamp what the text depends on.
-
-Examples
---------
-One chat message, greedy::
-
-  %%detgen haiku --temperature 0
-  Write a haiku about rain.
-
-Three prompts in one batch, sampled, into a variable::
-
-  %%detgen colours --temperature 0.8 --max-tokens 20 --out answers
-  Name a colour.
-  ---
-  Name another colour.
-  ---
-  Name a colour nobody knows.
-
-Raw completion with a variable put in::
-
-  %%detgen --text --fill --stop "\\n"
-  The capital of {country} is
-"""
-
 
 def detllm_help() -> str:
     """Return what `%detllm?` shows."""
     head = _DETLLM_HEAD.format(verbs=", ".join(VERB_PARSERS))
     parts = [setup_parser(), *(verb_parser(verb) for verb in VERB_PARSERS)]
-    return "\n".join([head, *(_section(parser) for parser in parts)])
-
-
-def detgen_help() -> str:
-    """Return what `%%detgen?` shows."""
-    return f"{_DETGEN_HEAD}\n{_section(detgen_parser())}"
-
-
-def _section(parser: ArgumentParser) -> str:
-    title = f"{parser.prog} {parser.synopsis}".rstrip()
-    return f"{title}\n{'-' * len(title)}\n{parser.format_help()}"
+    return "\n".join([head, *(parser.section() for parser in parts)])

@@ -161,4 +161,5 @@ class Recorder:
             return None
         stored = stamp.to_json(store_prompt=record.store_prompt)
         self.last = stamp
-        return Emitted(stamp, stored, record.run(), ending.cell_id, 0)
+        kept = record.store_prompt
+        return Emitted(stamp, stored, record.run(), ending.cell_id, 0, prompts_kept=kept)

@@ -15,19 +15,20 @@ from jupyter_detllm.kernel.argline import Namespace, asks_for_help, split_line
 from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.bodies import fill, prompts_of, split_body
 from jupyter_detllm.kernel.config import DetLLM
+from jupyter_detllm.kernel.current import notebook_of
+from jupyter_detllm.kernel.detgen_line import detgen_help, detgen_parser
 from jupyter_detllm.kernel.display import (
     Slot,
     generations_text,
     progress_text,
-    show_stamp,
+    show_again,
     show_text,
 )
 from jupyter_detllm.kernel.engine_options import parse_use
 from jupyter_detllm.kernel.hints import nearest
 from jupyter_detllm.kernel.parsers import (
+    EVERY_CELL,
     VERB_PARSERS,
-    detgen_help,
-    detgen_parser,
     detllm_help,
     setup_parser,
     verb_parser,
@@ -110,17 +111,35 @@ class Surface:
         verb_parser("status").parse(tokens)
         show_text(self.shell, status.status_text(self.session))
 
+    def show(self, tokens: list[str]) -> None:
+        """Run `%detllm show`: a widget where there can be one, text and HTML in any case."""
+        from jupyter_detllm.kernel.showing import show_panel
+
+        arguments = verb_parser("show").parse(tokens)
+        show_panel(self.shell, self.session, static=arguments.static)
+
+    def check(self, tokens: list[str]) -> None:
+        """Run `%detllm check`: what the saved file holds, compared."""
+        from jupyter_detllm.render import render_report
+        from jupyter_detllm.verify.service import check_paths
+
+        arguments = verb_parser("check").parse(tokens)
+        policy = Policy.parse(arguments.policy) if arguments.policy else None
+        path = notebook_of(self.shell, arguments.notebook, "%detllm check FILE.ipynb")
+        show_text(self.shell, render_report(check_paths([path], policy), "text").rstrip("\n"))
+
     def stamps(self, tokens: list[str]) -> None:
-        """Run `%detllm stamps`: list them, emit one again, or free a name."""
+        """Run `%detllm stamps`: list them, emit one or all again, or free a name."""
         arguments = verb_parser("stamps").parse(tokens)
         ledger = self.session.ledger
         if arguments.forget:
             ledger.forget(arguments.forget)
-        if arguments.emit:
-            entry = ledger.find(arguments.emit)
-            show_stamp(self.shell, entry)
-        else:
+        if not arguments.emit or (arguments.emit == EVERY_CELL and not len(ledger)):
             show_text(self.shell, status.stamps_text(ledger))
+            return
+        every = arguments.emit == EVERY_CELL
+        for entry in ledger.entries() if every else [ledger.find(arguments.emit)]:
+            show_again(self.shell, entry)
 
     def release(self, tokens: list[str]) -> None:
         """Run `%detllm release`."""
@@ -202,6 +221,8 @@ class Surface:
 VERBS: Mapping[str, Callable[[Surface, list[str]], None]] = {
     "use": Surface.use,
     "status": Surface.status,
+    "show": Surface.show,
+    "check": Surface.check,
     "stamps": Surface.stamps,
     "release": Surface.release,
     "bisect": Surface.bisect,

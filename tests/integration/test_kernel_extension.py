@@ -108,11 +108,21 @@ print(json.dumps([before, once, twice, again, unloaded, state(), kept]))
 
 
 COMPLETIONS = {
-    "%detllm ": {"use", "status", "stamps", "release", "--seed", "--level"},
+    "%detllm ": {"use", "status", "show", "check", "stamps", "release", "--seed", "--level"},
     "%detllm st": {"status", "stamps"},
+    "%detllm sh": {"show"},
+    "%detllm show --": {"--static"},
+    "%detllm check ": {"here.ipynb"},
+    "%detllm check here.ipynb --policy t": {"tokens"},
+    "%detllm bisect ": {"haiku"},
+    "%detllm bisect haiku --notebook ": {"here.ipynb"},
+    "%detllm bisect haiku --model f": {"fake"},
+    "%detllm use o": {"owner/name"},
+    "%detllm use demo --max-model": {"--max-model-len"},
+    "%detllm use fake --enable-p": {"--enable-prefix-caching"},
     "detllm rel": {"release"},
     "x = %detllm us": {"use"},
-    "%detllm use ": {"demo", "fake", "./model"},
+    "%detllm use ": {"demo", "fake", "./model", "owner/name"},
     "%detllm use demo --le": {"--level"},
     "%detllm --level ": {"seeded", "repeatable", "invariant"},
     "%detllm --torch-deterministic w": {"warn"},
@@ -128,10 +138,20 @@ def test_completion(tmp_path: Any) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "other").mkdir()
+    (tmp_path / "here.ipynb").write_text("{}")
+    cached = tmp_path / "hub" / "models--owner--name"
+    for name, content in (
+        ("refs/main", "a" * 40),
+        (f"snapshots/{'a' * 40}/config.json", "{}"),
+        (f"snapshots/{'a' * 40}/model.safetensors", ""),
+    ):
+        (cached / name).parent.mkdir(parents=True, exist_ok=True)
+        (cached / name).write_text(content)
     typed_texts = [*COMPLETIONS, "detllm = 3; detl", "x\n%%detgen --te"]
     code = f"""{SHELL}
 import os
 os.chdir({str(tmp_path)!r})
+os.environ["HF_HUB_CACHE"] = {str(tmp_path / "hub")!r}
 ip.run_line_magic("load_ext", "jupyter_detllm")
 ip.run_cell("%detllm use fake")
 ip.run_cell("%%detgen haiku --max-tokens 2\\nHello")

@@ -110,12 +110,41 @@ def test_the_live_verdict_is_beside_the_stamp_and_nowhere_else(kernel: LiveKerne
         assert shown == [d["data"] for d in alone.of("display_data")]
 
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def test_only_show_makes_a_widget_and_static_makes_none(kernel: LiveKernel) -> None:
+    kernel.run(USE)
+    source = "%%detgen haiku --temperature 0\nHello"
+    quiet = [kernel.run(source), kernel.run("%detllm status"), kernel.run("%detllm show --static")]
+    assert not any(reply.of("comm_open") for reply in quiet)
+    (static,) = quiet[-1].of("display_data")
+    assert set(static["data"]) == {"text/plain", "text/html"}
+    modules = "[m for m in ('anywidget', 'ipywidgets') if m in __import__('sys').modules]"
+    assert kernel.run(modules).of("execute_result")[0]["data"]["text/plain"] == "[]"
+
+    shown = kernel.run("%detllm show", metadata={"cellId": "panel"})
+    (live,) = shown.of("display_data")
+    assert set(live["data"]) == {"text/plain", "text/html", WIDGET}
+    assert {key: live["data"][key] for key in static["data"]} == static["data"]
+    assert shown.of("comm_open")
+
+    # An open panel hears of the next stamp; the cell's own output stays what it is.
+    again = kernel.run(source, metadata={"deletedCells": []})
+    (update,) = [m for m in again.of("comm_msg") if "data" in m["data"].get("state", {})]
+    assert [cell["state"] for cell in update["data"]["state"]["data"]["cells"]] == ["new"]
+    assert [d["data"] for d in again.of("display_data")] == [
+        d["data"] for d in quiet[0].of("display_data")
+    ]
+
+
 def test_completion_and_help_as_a_front_end_asks(kernel: LiveKernel) -> None:
     def complete(code: str) -> list[str]:
         message = kernel.client.complete(code, len(code), reply=True, timeout=30)
         return list(message["content"]["matches"])
 
     assert complete("%detllm st") == ["status", "stamps"]
+    assert complete("%detllm show --") == ["--static"]
     assert complete("%%detgen --te") == ["--text", "--temperature"]
     assert complete("%det") == ["%%detgen", "%detllm"]
     content = kernel.client.inspect("%detllm", 5, reply=True, timeout=30)["content"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
 from jupyter_detllm.core.stamp import source_digest
+from tests.builders import promoted, stamped_cell
 from tests.kernels import LOAD, USE, errors, execute, stamps, text, without_run
 
 PAIR = "%%detgen pair --temperature 0.8 --max-tokens 10\nOne colour\n---\nOne colour\n"
@@ -51,6 +53,7 @@ NOTEBOOK = (
     "second = det.generate('a', max_tokens=5)\n[g.text for g in first + second]",
     "%detllm status",
     "%detllm stamps",
+    "%detllm show --static",
     "%%detgen --temprature 1\nx",
     "%detllm release",
 )
@@ -61,7 +64,7 @@ def test_two_fresh_kernels_put_out_the_same_bytes() -> None:
     for first, second in zip(once, again, strict=True):
         assert first["outputs"] or first["source"] == LOAD
         assert json.dumps(without_run(first)) == json.dumps(without_run(second))
-    assert [len(stamps(cell)) for cell in once] == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
+    assert [len(stamps(cell)) for cell in once] == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0]
     assert (
         once[3]["outputs"][-1]["metadata"][RUN_KEY]["run_id"]
         != (again[3]["outputs"][-1]["metadata"][RUN_KEY]["run_id"])
@@ -188,17 +191,49 @@ def test_the_api_stamps_without_the_extension() -> None:
     assert first.source == source_digest(cells[0]["source"])
 
 
-def test_emit_puts_a_stamp_out_again() -> None:
+def test_emit_puts_texts_and_stamps_out_again() -> None:
     cells = execute(
         LOAD,
         USE,
+        "%detllm stamps --emit",
         PAIR,
+        "%%detgen --no-store-prompt --max-tokens 3\nSecret one\n---\nSecret two",
         "%detllm stamps --emit pair",
+        "%detllm stamps --emit",
+        "%detllm stamps --emit piar",
         "%detllm stamps --forget pair",
         "%detllm stamps",
     )
-    assert cells[3]["outputs"] == cells[2]["outputs"][1:]
-    assert text(cells[4]) == text(cells[5]) == "stamped cells: none yet"
+    assert text(cells[2]) == "stamped cells: none yet"
+    assert cells[5]["outputs"] == cells[3]["outputs"]
+    assert cells[6]["outputs"] == cells[3]["outputs"] + cells[4]["outputs"]
+    assert "One colour" in cells[3]["outputs"][0]["data"]["text/html"]
+    assert "Secret" not in json.dumps(cells[4]["outputs"])
+    assert "expected perhaps pair" in errors(cells[7])[0]
+    assert text(cells[8]) == text(cells[9])
+    assert text(cells[9]).startswith("stamped cells\n  #2")
+
+
+def test_check_says_what_the_saved_file_holds(tmp_path: Path) -> None:
+    saved = tmp_path / "saved.ipynb"
+    saved.write_text(json.dumps(promoted(stamped_cell())))
+    cells = execute(
+        LOAD,
+        "%detllm check",
+        f"%detllm check {saved}",
+        f"import os\nos.environ['JPY_SESSION_NAME'] = {str(saved)!r}",
+        "%detllm check --policy bitwise",
+        f"%detllm check {tmp_path / 'none.ipynb'}",
+        "%detllm check --policy best",
+    )
+    assert errors(cells[1]) == [
+        "UsageError: the front end does not tell which file this notebook is; "
+        "expected its name. Try: %detllm check FILE.ipynb"
+    ]
+    for cell in (cells[2], cells[4]):
+        assert "cell 1 (haiku): recorded" in text(cell)
+    assert "none.ipynb" in text(cells[5])
+    assert "'best' is not a policy" in errors(cells[6])[0]
 
 
 def test_defaults_from_config_and_the_line_wins() -> None:

@@ -1,0 +1,156 @@
+"""What the panel says about a session: plain values, every text made visible."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from jupyter_detllm.core.canonical import Json
+from jupyter_detllm.core.fields import spec_of
+from jupyter_detllm.core.fieldspec import Group
+from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.verdict import Verdict
+from jupyter_detllm.kernel.live import verdict_line
+from jupyter_detllm.kernel.shown import shown_text
+from jupyter_detllm.kernel.status import engine_line
+from jupyter_detllm.render.visible import clip, visible
+
+if TYPE_CHECKING:
+    from jupyter_detllm.kernel.ledger import Emitted
+    from jupyter_detllm.kernel.session import Session
+
+__all__ = ["CellRow", "Content", "FieldRow", "content_of"]
+
+# True of a moment: two panels of one session would differ in it.
+_VOLATILE = frozenset({"hardware.gpu_clocks"})
+_WIDE = 400
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRow:
+    """One field of the fingerprint; `why` says what a difference in it means."""
+
+    group: str
+    name: str
+    role: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CellRow:
+    """One stamped cell of this kernel.
+
+    Attributes
+    ----------
+    label, cell_id
+        Its name or ``#n``; its id, "" where the front end sends none.
+    state
+        The verdict against its reference, "" where none was sent.
+    result
+        The verdict as one line: cause, first divergence, margin.
+    tokens, digest
+        Number of tokens; the start of the generation digest.
+    """
+
+    label: str
+    cell_id: str
+    state: str
+    result: str
+    tokens: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The panel's content.
+
+    Attributes
+    ----------
+    heading, engine
+        Level and seed; the running engine.
+    self_test
+        What the engine's self-test showed, one line each.
+    late
+        The controls that came too late, with the reason.
+    digest
+        The fingerprint's digest.
+    fields, cells
+        The fingerprint by group; the stamped cells.
+    """
+
+    heading: str
+    engine: str
+    self_test: tuple[str, ...]
+    late: tuple[str, ...]
+    digest: str
+    fields: tuple[FieldRow, ...]
+    cells: tuple[CellRow, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the same as JSON: texts and lists of them only."""
+        return asdict(self)
+
+
+def content_of(session: Session) -> Content:
+    """Return the content for a session as it is now."""
+    fingerprint = session.fingerprint()
+    return Content(
+        heading=_heading(session),
+        engine=_text(engine_line(session)),
+        self_test=_self_test(session),
+        late=_late(session),
+        digest=str(fingerprint.digest),
+        fields=_fields(fingerprint),
+        cells=tuple(_cell(entry) for entry in session.ledger.entries()),
+    )
+
+
+def _text(text: str) -> str:
+    return clip(visible(shown_text(text)), _WIDE)
+
+
+def _heading(session: Session) -> str:
+    settings = session.settings
+    if settings is None:
+        return "nothing is set up yet. Try: %detllm --seed 42"
+    return f"level {settings.level}, seed {settings.seed}: {settings.level.promise}"
+
+
+def _self_test(session: Session) -> tuple[str, ...]:
+    found = str(getattr(session.engine, "self_test", ""))
+    return tuple(_text(line) for line in found.splitlines() if line.strip())
+
+
+def _late(session: Session) -> tuple[str, ...]:
+    entries = session.controls.entries if session.controls is not None else ()
+    return tuple(_text(f"{e.name} {e.reason}") for e in entries if e.state == "late")
+
+
+def _fields(fingerprint: Fingerprint) -> tuple[FieldRow, ...]:
+    order = [group.value for group in Group]
+    rows = []
+    for name, value in fingerprint.values().items():
+        group, spec = name.split(".")[0], spec_of(name)
+        if name in _VOLATILE or value is None or group not in order:
+            continue
+        role = fingerprint.role_of(name)
+        rows.append(
+            FieldRow(
+                group, name, role.value if role else "", _text(str(value)), spec.why if spec else ""
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (order.index(row.group), row.name)))
+
+
+def _cell(entry: Emitted) -> CellRow:
+    tokens = sum(len(g.token_ids) for g in entry.stamp.generations)
+    state = "" if entry.live is None else entry.live.verdict.value
+    return CellRow(
+        label=visible(entry.label),
+        cell_id=entry.cell_id or "",
+        state="new" if state == Verdict.UNSTAMPED else state,
+        result=verdict_line(entry.live),
+        tokens=str(tokens),
+        digest=entry.stamp.generation_digest.short,
+    )
