@@ -82,6 +82,11 @@ class EnvControl:
         """Tell whether level or modifiers ask for this control."""
         return level in self.levels or bool(self.modifiers & modifiers)
 
+    @property
+    def of_a_method(self) -> bool:
+        """Whether a method of batch invariance asks for it, and no level by itself."""
+        return self.levels == frozenset({Level.INVARIANT})
+
     def applies(self, platform: Platform, engine: str) -> bool:
         """Tell whether anything reads the control on `platform` with `engine`."""
         return self.platform in (None, platform) and bool({"any", engine} & set(self.engines))
@@ -104,8 +109,8 @@ class NoEffect:
     instead: str = ""
 
 
-#: Levels that can be had today. `invariant` joins when its method has a self-test.
-AVAILABLE_LEVELS: tuple[Level, ...] = (Level.SEEDED, Level.REPEATABLE)
+#: Levels that can be asked for; `invariant` is had where its self-test holds.
+AVAILABLE_LEVELS: tuple[Level, ...] = tuple(Level)
 
 _ALL = frozenset(Level)
 _REPEATABLE = frozenset({Level.REPEATABLE, Level.INVARIANT})

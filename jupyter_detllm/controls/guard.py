@@ -109,8 +109,15 @@ def apply(
     )
     where = platform or compute_platform()
     chosen = frozenset(modifiers)
+    of_method = _method_environ(where) if level is Level.INVARIANT else frozenset()
     entries = [
-        _settle(control, control.applies(where, engine), control.wanted(level, chosen), process)
+        _settle(
+            control,
+            control.applies(where, engine),
+            control.wanted(level, chosen)
+            and (not control.of_a_method or control.name in of_method),
+            process,
+        )
         for control in ENV_CONTROLS
     ]
     recorded = [_recorded(row.name, row.why, process) for row in RECORDED]
@@ -122,6 +129,14 @@ def apply(
         tuple(entry for entry in (*entries, *recorded) if entry is not None),
         present,
     )
+
+
+def _method_environ(platform: Platform) -> frozenset[str]:
+    """Return the names that the method an engine here is started for asks for."""
+    from jupyter_detllm.invariance import first_choice
+    from jupyter_detllm.invariance.host import this_host
+
+    return frozenset(first_choice(this_host(platform=platform)).environ())
 
 
 def _recorded(name: str, why: str, process: ProcessView) -> ControlEntry | None:

@@ -66,6 +66,8 @@ class Run:
 
     Attributes
     ----------
+    sequential
+        One completion, or one beam search, at a time.
     cached_tokens, preemptions
         What the engine said of this run, afterwards.
     """
@@ -74,6 +76,7 @@ class Run:
     detokenizer: Detokenizer
     interrupt: DeferredInterrupt
     progress: ProgressCallback | None = None
+    sequential: bool = False
     cached_tokens: int = 0
     preemptions: int = 0
 
@@ -99,8 +102,13 @@ class Run:
         params = [to_vllm(requests[job.prompt_index].sampling, job.seed) for job in jobs]
         engine = self.llm.llm_engine
         ticker = Ticker(engine, len(jobs), len(indices), self.progress, self.interrupt)
+        calls = [[k] for k in range(len(jobs))] if self.sequential else [range(len(jobs))]
+        outputs: list[Any] = []
         with around_each_step(engine, ticker), self.interrupt.impatient():
-            outputs = self.llm.generate(prompts, params, use_tqdm=False)
+            for call in calls:
+                ticker.next_call()
+                some = [prompts[k] for k in call], [params[k] for k in call]
+                outputs += self.llm.generate(*some, use_tqdm=False)
         outputs = one_each(outputs, jobs)
         self.cached_tokens += sum(output.num_cached_tokens or 0 for output in outputs)
         self.preemptions += preemptions(ticker.requests)
@@ -141,8 +149,11 @@ class Run:
         ticker = Ticker(
             engine, len(indices), len(indices), self.progress, self.interrupt, beam=True
         )
+        calls = [[prompt] for prompt in prompts] if self.sequential else [prompts]
+        outputs: list[Any] = []
         with around_each_step(engine, ticker), self.interrupt.impatient():
-            outputs = self.llm.beam_search(prompts, params)
+            for call in calls:
+                outputs += self.llm.beam_search(call, params)
         if len(outputs) != len(indices):
             raise EngineError(f"beam search gave {len(outputs)} results for {len(indices)} prompts")
         return [

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TorchState", "process_kept", "resident_mib", "return_memory", "variables_to_restore"]
+from jupyter_detllm.engines.base import ShutdownReport
+
+__all__ = [
+    "TorchState",
+    "process_kept",
+    "resident_mib",
+    "return_memory",
+    "shutdown_report",
+    "variables_to_restore",
+]
 
 # Libraries read these when they are first used, which may be in a later generation;
 # they change nothing in a child process that does not compute with them.
@@ -115,3 +124,17 @@ def return_memory() -> None:
     with contextlib.suppress(OSError, AttributeError):
         trim: Any = ctypes.CDLL(None).malloc_trim
         trim(0)
+
+
+def shutdown_report(before: int | None, after: int | None, failure: str) -> ShutdownReport:
+    """Say what a shutdown freed (resident MiB before and after) and what it could not."""
+    freed = "the model's weights, the KV cache and vLLM's process groups"
+    if before is not None and after is not None and before > after:
+        freed += f" ({before - after} MiB of this process's main memory)"
+    kept = ["vLLM and torch stay imported, and what they allocated for themselves"]
+    if after is not None:
+        kept[0] += f" (this process holds {after} MiB)"
+    kept.append("what vLLM changed in torch for itself, until the kernel restarts")
+    if failure:
+        kept.insert(0, f"what vLLM could not stop ({failure})")
+    return ShutdownReport((freed,), tuple(kept))

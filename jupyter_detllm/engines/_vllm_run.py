@@ -82,11 +82,18 @@ class Ticker:
         self._start = time.perf_counter()
         self._next = self._start + PROGRESS_SECONDS
         self.requests: dict[str, Any] = {}
+        self._taken = False
+
+    def next_call(self) -> None:
+        """Expect requests that were not there before."""
+        self._taken = False
 
     def before(self) -> None:
         """Take hold of the scheduler's requests: it forgets those that finish."""
-        if not self.requests and not self._beam:
-            self.requests = requests_in_core(self._engine)
+        if not self._taken and not self._beam:
+            found = requests_in_core(self._engine)
+            self.requests |= found
+            self._taken = bool(found)
 
     def __call__(self, outputs: Sequence[Any]) -> None:
         """Take note of one step's outputs."""

@@ -14,12 +14,18 @@ from typing import Any, TextIO
 from jupyter_detllm.controls.streams import preserved_streams
 from jupyter_detllm.engines._vllm_handlers import rebind_logger
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
+from jupyter_detllm.engines._vllm_invariance import InForce
 from jupyter_detllm.engines._vllm_logs import (
     OutputCapture,
     StageHandler,
     cause_line,
 )
-from jupyter_detllm.engines._vllm_options import engine_arguments, option_names, read_config
+from jupyter_detllm.engines._vllm_options import (
+    check_options,
+    engine_arguments,
+    option_names,
+    read_config,
+)
 from jupyter_detllm.engines._vllm_process import TorchState, process_kept
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.errors import DetLLMError, EngineStartError
@@ -42,11 +48,14 @@ class Started:
         torch's process-wide settings at start.
     compile_cache
         ``warm`` or ``cold``; None where nothing is compiled.
+    invariance
+        The method of batch invariance in force.
     """
 
     llm: Any
     torch_state: TorchState
     compile_cache: str | None
+    invariance: InForce
 
 
 def start_llm(
@@ -58,6 +67,8 @@ def start_llm(
     ------
     UsageError
         For engine options that vLLM does not have.
+    InvarianceError
+        When the level is `invariant` and no method is for this engine.
     EngineStartError
         When it does not start: the last cause, and where the log is.
     """
@@ -85,6 +96,7 @@ def start_llm(
 
 
 def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) -> Started:
+    invariance = InForce(spec)
     report("importing vLLM")
     llm_class, names, cpu = _import_vllm()
     rebind_logger(log)
@@ -97,10 +109,12 @@ def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) 
         config=_config(model),
     )
     report(f"starting the engine with {model.display}")
-    with process_kept(), _stages(report), _no_download_bars():
+    with invariance.around_start(), process_kept(), _stages(report), _no_download_bars():
+        arguments |= invariance.arguments(check_options(spec.options, names))
         llm = llm_class(**arguments)
         rebind_logger(log)
-        return Started(llm, TorchState.current(), _compile_cache(llm))
+        invariance.install(llm)
+        return Started(llm, TorchState.current(), _compile_cache(llm), invariance)
 
 
 def _import_vllm() -> tuple[Any, dict[str, type], bool]:

@@ -17,6 +17,7 @@ __all__ = [
     "Engine",
     "EngineSpec",
     "GenerationResult",
+    "Invariant",
     "Progress",
     "ProgressCallback",
     "RunStats",
@@ -56,12 +57,15 @@ class EngineSpec:
         Engine options, as vLLM spells them; empty means its defaults at this level.
     seed
         Root seed of the session.
+    sequential
+        Whether one sequence at a time will do for the level `invariant`.
     """
 
     model: str
     level: Level = Level.REPEATABLE
     options: Mapping[str, FieldValue] = field(default_factory=dict)
     seed: int = 0
+    sequential: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,28 @@ class Engine(Protocol):
 
     def shutdown(self) -> ShutdownReport:
         """Stop and free; a second call does nothing."""
+        ...
+
+
+@runtime_checkable
+class Invariant(Engine, Protocol):
+    """What an engine with the level `invariant` offers besides.
+
+    Attributes
+    ----------
+    self_test
+        What its self-test showed: text that `str` gives; None before, and at other levels.
+    """
+
+    self_test: object
+
+    @property
+    def method(self) -> str:
+        """Name of the method in force; "off" where none is."""
+        ...
+
+    def fall_back(self) -> str:
+        """Take the next method; return its name, "" when there is none left."""
         ...
 
 

@@ -28,6 +28,7 @@ from jupyter_detllm.engines.base import (
     ShutdownReport,
     TokenScore,
 )
+from jupyter_detllm.engines.fake_invariance import Breaking
 from jupyter_detllm.engines.fake_options import ENGINE_DEFAULTS, FakeOptions
 from jupyter_detllm.engines.fake_sequence import Drift, FakeSequence, resolve_sampling
 from jupyter_detllm.engines.fake_text import Tokenizer
@@ -61,6 +62,11 @@ class FakeEngine:
             Any text: another machine, of which the fingerprint knows nothing.
         ``batch_sensitive``
             A prompt that shares its call drifts, unless the level is invariant.
+        ``broken_invariance``
+            In which way the level invariant's method fails: ``batch`` (a completion that
+            shares its call drifts), ``order`` (one that is not the first of its call),
+            ``bit`` (as batch, in bits of logprobs only), ``completions`` (n > 1), or
+            ``repeat`` (a request's second run; one at a time is broken, too).
         ``drift_position``
             Drift takes the runner-up at the first choice at or after this token;
             without it, at the first near-tie from token 2 on. It is a cause of its
@@ -109,8 +115,19 @@ class FakeEngine:
             raise EngineStartError("the fake engine did not start: fail_start was asked for")
         self._shift = int(digest_of(options.tokenizer).hex[:4], 16) if options.tokenizer else 0
         self._tokenizer = Tokenizer(self._shift, options.chat_template)
+        self.self_test: object = None
+        self._breaking = Breaking(options.broken_invariance, spec.level, spec.sequential)
         self._alive = True
         self._log("started")
+
+    @property
+    def method(self) -> str:
+        """Name of the invariance method in force; "off" where none is."""
+        return self._breaking.method
+
+    def fall_back(self) -> str:
+        """Take the next method; return its name, "" when there is none left."""
+        return self._breaking.fall_back()
 
     def _log(self, line: str) -> None:
         if self._log_path is not None:
@@ -154,6 +171,7 @@ class FakeEngine:
             for index, request in enumerate(requests)
             for completion in range(len(request.seeds))
         ]
+        self._breaking.ran(requests)
         start = time.perf_counter()
         self._run([sequence for _, _, sequence in asked], len(requests), start, progress)
         tokens = sum(len(sequence.ids) for _, _, sequence in asked)
@@ -226,8 +244,12 @@ class FakeEngine:
         shared = len(requests) > 1 and self.spec.level is not Level.INVARIANT
         if options.batch_sensitive and shared:
             causes.append(f"batch {index} of {[str(request.digest) for request in requests]}")
+        broken = self._breaking.cause(requests, index)
+        if broken:
+            causes.append(broken)
         position = options.drift_position if options.drift_position >= 0 else None
-        return Drift("\n".join(causes), position, options.drift_evidence)
+        only_bits = options.drift_evidence or self._breaking.only_bits
+        return Drift("\n".join(causes), position, only_bits)
 
     def fields(self) -> dict[str, FieldValue]:
         """Return the `engine.*` fields, and the simulated one."""
@@ -235,8 +257,7 @@ class FakeEngine:
         for option, (name, _) in ENGINE_DEFAULTS.items():
             out[name] = self._options.setting(option)
         out["engine.compile"] = "eager" if self._options.setting("enforce_eager") else "compiled"
-        invariant = self.spec.level is Level.INVARIANT
-        out["engine.invariance"] = "fake" if invariant else None
+        out["engine.invariance"] = self.method if self.method != "off" else None
         out["engine.sampler"] = "fake"
         out["engine.logprobs_mode"] = "raw_logprobs"
         drifted = self._options.drifted_field()

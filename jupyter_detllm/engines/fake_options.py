@@ -9,7 +9,7 @@ from jupyter_detllm.core.fields import FIELDS, Role, spec_of
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.errors import UsageError
 
-__all__ = ["ENGINE_DEFAULTS", "FakeOptions"]
+__all__ = ["BREAKS", "ENGINE_DEFAULTS", "FakeOptions"]
 
 ENGINE_DEFAULTS: Mapping[str, tuple[str, FieldValue]] = {
     "dtype": ("engine.dtype", "bfloat16"),
@@ -28,6 +28,10 @@ ENGINE_DEFAULTS: Mapping[str, tuple[str, FieldValue]] = {
 """Option as vLLM spells it: its fingerprint field and default. Any other value drifts."""
 
 
+BREAKS = ("batch", "order", "bit", "completions", "repeat")
+"""In which way the level `invariant` may be broken; see `FakeEngine`."""
+
+
 @dataclass(frozen=True, slots=True)
 class FakeOptions:
     """Options read from `EngineSpec.options`; see `FakeEngine` for their meaning."""
@@ -40,6 +44,7 @@ class FakeOptions:
     drift_position: int = -1
     drift_evidence: bool = False
     batch_sensitive: bool = False
+    broken_invariance: str = ""
     evidence: bool = True
     delay_ms: int = 0
     start_delay_ms: int = 0
@@ -68,6 +73,10 @@ class FakeOptions:
             else:
                 raise _unknown(spelled, [*own, *ENGINE_DEFAULTS])
         read = cls(**values, engine=tuple(sorted(engine.items())))  # type: ignore[arg-type]
+        if read.broken_invariance not in {"", *BREAKS}:
+            raise UsageError(
+                f"broken_invariance is {read.broken_invariance!r:.40}", expected=", ".join(BREAKS)
+            )
         read.drifted_field()
         return read
 

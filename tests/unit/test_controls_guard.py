@@ -6,6 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from jupyter_detllm.controls import guard
 from jupyter_detllm.controls.environ import Event, Modifier, control_named
 from jupyter_detllm.controls.guard import apply, check_level, kernel_environment, observed_events
 from jupyter_detllm.controls.ledger import MARKER
@@ -305,7 +306,10 @@ def test_a_secret_in_a_recorded_variable_is_not_recorded() -> None:
 # -- levels, fields, kernelspecs ----------------------------------------------
 
 
-def test_a_level_that_is_not_there_is_refused_in_one_line_before_anything_is_set() -> None:
+def test_a_level_that_is_not_there_is_refused_in_one_line_before_anything_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard, "AVAILABLE_LEVELS", (Level.SEEDED, Level.REPEATABLE))
     environ: dict[str, str] = {}
     with pytest.raises(ControlError) as caught:
         run(environ, level=Level.INVARIANT)

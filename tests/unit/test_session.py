@@ -168,7 +168,12 @@ def test_a_failed_start_leaves_no_engine_and_can_be_tried_again() -> None:
     assert session.use("fake", {}, Settings())
 
 
-def test_an_unavailable_level_is_refused_before_the_engine_starts() -> None:
+def test_an_unavailable_level_is_refused_before_the_engine_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from jupyter_detllm.controls import guard
+
+    monkeypatch.setattr(guard, "AVAILABLE_LEVELS", (Level.SEEDED, Level.REPEATABLE))
     session = Session()
     with pytest.raises(ControlError, match="invariant"):
         session.use("fake", {"fail_start": True}, Settings(level=Level.INVARIANT))

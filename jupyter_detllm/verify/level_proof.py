@@ -1,0 +1,83 @@
+"""The level `invariant` proven on a live engine, method after method, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.engines.base import Engine, Invariant
+from jupyter_detllm.errors import InvarianceError
+from jupyter_detllm.invariance.cache import forget, key_of, recall, remember
+from jupyter_detllm.invariance.plan import Form, plan_test
+from jupyter_detllm.invariance.selftest import SelfTest, room_of, run_test
+from jupyter_detllm.probes.platform import Platform, compute_platform
+
+__all__ = ["prove", "short_test"]
+
+Report = Callable[[str], None]
+
+
+def prove(
+    engine: Engine,
+    fingerprint: Callable[[], Fingerprint],
+    *,
+    progress: Report | None = None,
+) -> SelfTest:
+    """Find the first method whose self-test holds, and say so on the engine.
+
+    A pass that is remembered for this very fingerprint and model is not repeated in
+    full, but something of it is: a method that is not in force after all must show.
+
+    Parameters
+    ----------
+    engine
+        Started for the level `invariant`.
+    fingerprint
+        Returns the fingerprint as it is; the method in force is part of it.
+
+    Raises
+    ------
+    InvarianceError
+        When no method holds, or the engine has none.
+    """
+    if not isinstance(engine, Invariant):
+        raise InvarianceError(f"the {engine.name} engine has no method of batch invariance")
+    failed: list[str] = []
+    while True:
+        found = short_test(engine, fingerprint(), engine.model(), progress)
+        if found.held:
+            engine.self_test = found
+            return found
+        failed.append(f"{found.method}: {found.first}")
+        if not engine.fall_back():
+            raise InvarianceError(
+                f"the level invariant does not hold on this engine ({'; '.join(failed)})",
+                fix="--level repeatable",
+            )
+
+
+def short_test(
+    engine: Invariant,
+    fingerprint: Fingerprint,
+    model: ModelIdentity,
+    progress: Report | None,
+) -> SelfTest:
+    """Return what the short self-test shows of the method in force."""
+    method = engine.method
+    room = room_of(engine.fields(), fast_prefill=compute_platform() is not Platform.CPU)
+    key = key_of(fingerprint, model, method, Form.SHORT)
+    known = recall(key)
+    if known is not None:
+        spot = run_test(
+            engine, plan_test(Form.SPOT, room), method=method, progress=progress, stop_early=True
+        )
+        if spot.held:
+            return known
+        forget(key)
+        return spot
+    found = run_test(
+        engine, plan_test(Form.SHORT, room), method=method, progress=progress, stop_early=True
+    )
+    remember(key, found)
+    return found
