@@ -1,7 +1,7 @@
-"""What the Hopper method changes in this process: two names of vLLM's, three of torch's flags.
+"""What the Hopper method changes in a process: three names of vLLM's, three flags of torch's.
 
-Imports neither torch nor vLLM before it is asked to patch, so that worker processes
-can import it as a plugin.
+Nothing heavy is imported before it is asked to patch: worker processes import this
+module as a plugin of vLLM's, whether or not the method is in force.
 """
 
 from __future__ import annotations
@@ -9,96 +9,183 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 
-from jupyter_detllm.errors import EngineStartError
+from jupyter_detllm.errors import InvarianceError
 
-__all__ = ["ATTENTION_MODULE", "HOOKS", "MIN_QUERY_LENGTH", "Patch", "check_hooks"]
+__all__ = [
+    "ATTENTION_MODULE",
+    "METHOD",
+    "VARIABLE",
+    "Patch",
+    "check_hooks",
+    "narrow_rows",
+    "one_kernel",
+    "register",
+]
+
+METHOD = "hopper-one-kernel"
+VARIABLE = "DETLLM_INVARIANCE"
+"""Names the method for an engine's worker processes."""
 
 ATTENTION_MODULE = "vllm.v1.attention.backends.flash_attn"
-HOOKS = ("flash_attn_varlen_func", "get_scheduler_metadata")
-_FORCED = ("max_seqlen_q", "num_splits")
-MIN_QUERY_LENGTH = 65
-"""FlashAttention 3 takes its narrow tile while ``max_seqlen_q * heads per KV head <= 64``."""
+_HEAD_SIZE = {"flash_attn_varlen_func": "q", "get_scheduler_metadata": "headdim"}
+"""The functions that are wrapped, and the parameter that tells the head size."""
+
+_BUILDER = "FlashAttentionMetadataBuilder"
+_BUILD = ("common_prefix_len", "common_attn_metadata", "fast_build")
+_NARROW_ROWS = 64
+_MARK = "_detllm_wraps"
+_FLAGS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+_NO_SPLIT_K = (False, False)
 
 
 def check_hooks(module: Any) -> None:
-    """Fail closed: every hook is there and takes what is forced.
+    """Fail closed unless every hook is there and takes what is forced on it.
 
     Raises
     ------
-    EngineStartError
+    InvarianceError
         Naming what this vLLM does not have.
     """
-    for name in HOOKS:
-        hook = getattr(module, name, None)
+    wanted = {name: ("max_seqlen_q", "num_splits", key) for name, key in _HEAD_SIZE.items()}
+    hooks = {name: getattr(module, name, None) for name in wanted}
+    hooks["build"] = getattr(getattr(module, _BUILDER, None), "build", None)
+    wanted["build"] = _BUILD
+    for name, hook in hooks.items():
         known = inspect.signature(hook).parameters if callable(hook) else {}
-        missing = [parameter for parameter in _FORCED if parameter not in known]
+        missing = [each for each in wanted[name] if each not in known]
         if missing:
-            raise EngineStartError(
-                f"batch invariance cannot be installed: {ATTENTION_MODULE}.{name} "
-                f"takes no {' and no '.join(missing)} in this vLLM",
-                expected="a vLLM version this method is proven on",
-                fix="%detllm --level repeatable",
+            raise InvarianceError(
+                f"{ATTENTION_MODULE}: {name} takes no {' and no '.join(missing)} in this vLLM",
+                expected="a version of vLLM that this method is proven on",
             )
 
 
-def one_kernel(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an attention function of vLLM's so that every batch takes the same kernel.
+def one_kernel(hook: Callable[..., Any], head_size: str) -> Callable[..., Any]:
+    """Wrap an attention function of vLLM's so that the KV range is never split.
 
-    Neither the number of KV splits nor the tile depends any more on what shares the
-    batch: no split, and always the tile of long queries.
+    For heads of less than 64, a batch whose queries are all of one token takes a kernel
+    of its own; told that one might be longer, it takes that of every other batch.
     """
 
     @functools.wraps(hook)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         kwargs["num_splits"] = 1
-        kwargs["max_seqlen_q"] = max(MIN_QUERY_LENGTH, kwargs["max_seqlen_q"])
+        given = kwargs[head_size]
+        if (given if isinstance(given, int) else given.shape[-1]) < 64:
+            kwargs["max_seqlen_q"] = max(2, kwargs["max_seqlen_q"])
         return hook(*args, **kwargs)
+
+    setattr(wrapped, _MARK, hook)
+    return wrapped
+
+
+def narrow_rows(head_size: int, group: int) -> int:
+    """Return the longest query for which FlashAttention 3 keeps its narrow tile; 0: no matter.
+
+    For heads of 64 it takes a narrow tile while query length x heads per KV head <= 64,
+    and the two tiles sum in different orders. For all other sizes they agree in bits
+    (measured: 32 to 56, 72 to 128, 160 to 256).
+    """
+    return _NARROW_ROWS // group if head_size == 64 else 0
+
+
+def in_rows(metadata: Any, rows: int) -> Any:
+    """Return attention metadata in which no query is longer than `rows`.
+
+    A query of n tokens becomes several that end where each piece ends: the same sums
+    over the same keys, always in the narrow tile.
+    """
+    import numpy as np
+    import torch
+
+    starts = metadata.query_start_loc_cpu[: metadata.num_reqs + 1].numpy()
+    pieces = -(-np.diff(starts) // rows)
+    owner: Any = np.repeat(np.arange(metadata.num_reqs), pieces)
+    number = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    begins, last = starts[owner] + number * rows, starts[owner + 1]
+    bounds = np.append(begins, starts[-1])
+    behind = last - np.minimum(begins + rows, last)
+    packed = np.concatenate((owner, behind, bounds)).astype(np.int32)
+    host = torch.from_numpy(packed).pin_memory()
+    device = host.to(metadata.seq_lens.device, non_blocking=True)
+    owners, tails, locations = device.split((len(owner), len(owner), len(bounds)))
+    return metadata.replace(
+        query_start_loc=locations,
+        query_start_loc_cpu=host[-len(bounds) :],
+        seq_lens=metadata.seq_lens[owners] - tails,
+        block_table_tensor=metadata.block_table_tensor[owners],
+        num_reqs=len(owner),
+        max_query_len=rows,
+    )
+
+
+def one_tile(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the builder of attention metadata so that every query takes the same tile."""
+
+    @functools.wraps(build)
+    def wrapped(
+        self: Any, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> Any:
+        rows = narrow_rows(self.headdim, self.num_heads_q // self.num_heads_kv)
+        if rows and common_attn_metadata.max_query_len > rows:
+            # A schedule made ahead has room for max_num_seqs queries only.
+            common_attn_metadata, fast_build = in_rows(common_attn_metadata, rows), True
+        return build(self, common_prefix_len, common_attn_metadata, fast_build)
 
     return wrapped
 
 
 class Patch:
-    """The changes, applied once and undone in reverse."""
+    """The changes, made once in a process and undone in reverse."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
 
     def apply(self) -> None:
-        """Patch vLLM's attention and set torch's flags; nothing is changed on failure.
+        """Wrap vLLM's attention and set torch's flags; nothing is changed on failure.
 
         Raises
         ------
-        EngineStartError
+        InvarianceError
             When a hook is not there.
         """
         module = importlib.import_module(ATTENTION_MODULE)
+        if all(hasattr(getattr(module, name, None), _MARK) for name in _HEAD_SIZE):
+            return
         check_hooks(module)
-        for name in HOOKS:
-            original = getattr(module, name)
-            setattr(module, name, one_kernel(original))
-            self._undo.append(functools.partial(setattr, module, name, original))
-        self._set_flags()
+        self._forbid_split_k()
+        for name, head_size in _HEAD_SIZE.items():
+            self._set(module, name, one_kernel(getattr(module, name), head_size))
+        builder = getattr(module, _BUILDER)
+        self._set(builder, "build", one_tile(builder.build))
+        # Layers that share metadata would exchange the block table for one of other rows.
+        self._set(builder, "supports_update_block_table", False)
 
-    def _set_flags(self) -> None:
+    def _forbid_split_k(self) -> None:
+        """Leave cuBLASLt only kernels that sum over K in order: all of them agree in bits."""
         import torch
 
-        matmul = torch.backends.cuda.matmul
-        for name in (
-            "allow_bf16_reduced_precision_reduction",
-            "allow_fp16_reduced_precision_reduction",
-        ):
-            before = getattr(matmul, name)
-            # The second element forbids split-K, which is what varies with the rows.
-            setattr(matmul, name, (False, False))
-            self._undo.append(functools.partial(setattr, matmul, name, before))
-        library = torch.backends.cuda.preferred_blas_library()
-        torch.backends.cuda.preferred_blas_library("cublaslt")
-        self._undo.append(functools.partial(torch.backends.cuda.preferred_blas_library, library))
+        for name in _FLAGS:
+            self._set(torch.backends.cuda.matmul, name, _NO_SPLIT_K)
+        choose = torch.backends.cuda.preferred_blas_library
+        self._undo.append(functools.partial(choose, choose()))
+        choose("cublaslt")
+
+    def _set(self, owner: Any, name: str, value: object) -> None:
+        self._undo.append(functools.partial(setattr, owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
 
     def undo(self) -> None:
         """Put everything back; a second call does nothing."""
         while self._undo:
             self._undo.pop()()
+
+
+def register() -> None:
+    """Patch a worker process where the method is asked for (entry point of vLLM's)."""
+    if os.environ.get(VARIABLE) == METHOD:
+        Patch().apply()

@@ -1,0 +1,153 @@
+"""vLLM on Hopper GPUs: one kernel for every batch, and vLLM's own flag where that is not proven.
+
+On an H200 three things were found to depend on the batch: split-K in the matrix products of
+few rows, the number of KV splits of FlashAttention 3, and its tile, which follows the
+longest query of the batch. All of cuBLASLt's kernels without split-K agree in bits for every
+number of rows, so no row has to be padded for equality; padding decode to 64 rows is for
+speed (with fewer, products of a large K lose the kernels that are fast without split-K).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from jupyter_detllm.errors import InvarianceError, UsageError
+from jupyter_detllm.invariance._hopper_patch import METHOD, VARIABLE, Patch
+from jupyter_detllm.invariance.base import Host, Method
+from jupyter_detllm.probes.platform import Platform
+
+__all__ = ["CAPTURE_SIZES", "PROVEN_VLLM", "HopperOneKernel", "VLLMFlag"]
+
+PROVEN_VLLM = ("0.25.1",)
+"""Versions of vLLM whose attention backend is known."""
+
+MIN_ROWS = 64
+CAPTURE_SIZES = (*range(MIN_ROWS, 256, 8), *range(256, 513, 16))
+_NOT_WITH = ("quantization", "enable_lora", "speculative_config", "enable_expert_parallel")
+_GRAPHS = "compilation_config"
+_MODE = "FULL_AND_PIECEWISE"
+_SIZES = "cudagraph_capture_sizes"
+
+
+class HopperOneKernel(Method):
+    """No split-K, no KV splits, one attention tile."""
+
+    name = METHOD
+    changes = (
+        "cuBLASLt without split-K; FlashAttention 3 without KV splits, always with one tile; "
+        f"CUDA graphs of {MIN_ROWS} rows and more"
+    )
+    undone = "vLLM's functions and torch's flags are put back when the engine is shut down"
+    costs = (
+        "see benchmarks/results/invariance-h200.json: decode and prefill at vLLM's default speed"
+    )
+    live = False
+    worker_environ: ClassVar[Mapping[str, str]] = {VARIABLE: METHOD}
+
+    def refusal(self, host: Host) -> str:
+        """Return why not; "" on Hopper GPUs with a proven vLLM and a plain model."""
+        if host.platform is not Platform.CUDA:
+            return "it is for GPUs"
+        if host.capability != "9.0":
+            return f"it is for compute capability 9.0, here it is {host.capability or 'unknown'}"
+        if not host.vllm.startswith(PROVEN_VLLM):
+            return f"it is proven on vLLM {', '.join(PROVEN_VLLM)}, here it is {host.vllm}"
+        for name in _NOT_WITH:
+            if host.option(name):
+                return f"it is not proven with {name}"
+        if host.option("enforce_eager"):
+            return "it needs CUDA graphs, and enforce_eager is on"
+        return ""
+
+    def arguments(self, chosen: Mapping[str, object]) -> dict[str, object]:
+        """Return attention backend and captured graph sizes."""
+        backend = chosen.get("attention_backend")
+        if backend not in {None, "FLASH_ATTN"}:
+            raise UsageError(
+                f"the level 'invariant' needs attention_backend FLASH_ATTN here, not {backend!r}",
+                fix="%detllm use MODEL without it, or %detllm --level repeatable",
+            )
+        return {"attention_backend": "FLASH_ATTN", _GRAPHS: _graphs(chosen.get(_GRAPHS))}
+
+    @contextlib.contextmanager
+    def before_start(self) -> Iterator[None]:
+        """Patch this process until the engine's end."""
+        patch = Patch()
+        try:
+            patch.apply()
+            yield
+        finally:
+            patch.undo()
+
+    def install(self, llm: Any) -> None:
+        """Make sure that the engine is what was asked for: nothing here patches it."""
+        config = llm.llm_engine.vllm_config
+        sizes = getattr(config.compilation_config, _SIZES, None) or [0]
+        found = {
+            "a quantised model": bool(config.model_config.quantization),
+            "a mixture of experts": bool(getattr(config.model_config, "is_moe", False)),
+            "an attention backend other than FLASH_ATTN": _backend(config) != "FLASH_ATTN",
+            f"CUDA graphs of fewer than {MIN_ROWS} rows": min(sizes) < MIN_ROWS,
+        }
+        for what, is_there in found.items():
+            if is_there:
+                raise InvarianceError(f"{self.name} is not proven for {what}")
+
+
+def _graphs(chosen: object) -> dict[str, Any]:
+    given = json.loads(chosen) if isinstance(chosen, str) else chosen
+    options = dict(given) if isinstance(given, Mapping) else {}
+    if options.setdefault("cudagraph_mode", _MODE) != _MODE:
+        raise UsageError(
+            f"the level 'invariant' needs cudagraph_mode {_MODE} here",
+            fix="%detllm use MODEL without it, or %detllm --level repeatable",
+        )
+    sizes = options.setdefault(_SIZES, list(CAPTURE_SIZES))
+    if min(sizes, default=0) < MIN_ROWS:
+        raise UsageError(
+            f"the level 'invariant' needs {_SIZES} of {MIN_ROWS} and more here",
+            fix="%detllm use MODEL without it, or %detllm --level repeatable",
+        )
+    return options
+
+
+def _backend(config: Any) -> str:
+    backend = getattr(getattr(config, "attention_config", None), "backend", None)
+    return str(getattr(backend, "name", backend))
+
+
+class VLLMFlag(Method):
+    """vLLM's own flag, with the attention backend that held every composition."""
+
+    name = "vllm-flag"
+    changes = "VLLM_BATCH_INVARIANT=1: vLLM replaces kernels; attention_backend TRITON_ATTN"
+    undone = "not undone: vLLM reads it once; the kernel has to be restarted"
+    costs = "see benchmarks/results/invariance-h200.json: a third of the decode speed of one stream"
+    live = False
+
+    def refusal(self, host: Host) -> str:
+        """Return why not; "" on GPUs that vLLM's flag supports."""
+        if host.platform is not Platform.CUDA:
+            return "it is for GPUs"
+        lowest = min(host.capability.split(", "), key=_number)
+        if _number(lowest) < 8.0:
+            return f"it needs compute capability 8.0, here it is {lowest or 'unknown'}"
+        return ""
+
+    def environ(self) -> Mapping[str, str]:
+        """Return the flag."""
+        return {"VLLM_BATCH_INVARIANT": "1"}
+
+    def arguments(self, chosen: Mapping[str, object]) -> dict[str, object]:
+        """Return the backend; the user's own choice is left to the self-test."""
+        return {"attention_backend": chosen.get("attention_backend") or "TRITON_ATTN"}
+
+
+def _number(capability: str) -> float:
+    try:
+        return float(capability)
+    except ValueError:
+        return 0.0
