@@ -101,7 +101,7 @@ class Session(EngineHolder):
             root_seed=settings.seed,
             fingerprint=self.fingerprint(),
             late=self.controls.late if self.controls is not None else (),
-            self_test=str(getattr(engine, "self_test", "")),
+            self_test=str(getattr(engine, "self_test", None) or ""),
         )
 
 

@@ -144,7 +144,7 @@ def run_job(job: Job, listener: Listener) -> None:
                 model,
                 running.fingerprint().for_stamp(),
                 running.controls.late,
-                str(getattr(engine, "self_test", "")),
+                str(getattr(engine, "self_test", None) or ""),
             )
         )
         _run_batches(engine, job, listener)

@@ -118,7 +118,7 @@ def _heading(session: Session) -> str:
 
 
 def _self_test(session: Session) -> tuple[str, ...]:
-    found = str(getattr(session.engine, "self_test", ""))
+    found = str(getattr(session.engine, "self_test", None) or "")
     return tuple(_text(line) for line in found.splitlines() if line.strip())
 
 

@@ -82,6 +82,8 @@ def test_before_anything_it_says_how_to_begin() -> None:
 def test_self_test_results_stand_line_by_line(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(session.engine, "self_test", None, raising=False)
+    assert content_of(session).self_test == ()
     monkeypatch.setattr(session.engine, "self_test", "held: alone\n\n<b>batched\x1b", raising=False)
     content = content_of(session)
     assert content.self_test == ("held: alone", "<b>batched\\x1b")
