@@ -26,22 +26,25 @@ _FILES = ("package.json", "package-lock.json", "tsconfig.json")
 
 
 def fields_source() -> str:
-    """Return the table of fields as TypeScript: name to weight and reason."""
+    """Return the table of fields as TypeScript."""
     from jupyter_detllm.core.fields import FIELDS
+    from jupyter_detllm.core.fieldspec import Role
 
     lines = [
         "/** Written by `python -m tools.lab_bundle --fields` from `core/fields.py`. */",
         "",
-        "/** Field to its weight and why it changes results. */",
-        "export const FIELDS: { readonly [name: string]: readonly [number, string] } = {",
+        "/** Field to whether it is numerics, its weight, and why it changes results. */",
+        "export const FIELDS: { readonly [name: string]: readonly [boolean, number, string] } = {",
     ]
     for index, row in enumerate(sorted(FIELDS, key=lambda row: row.name)):
         comma = "" if index == len(FIELDS) - 1 else ","
-        lines.append(f"  {_text(row.name)}: [{row.weight}, {_text(row.why)}]{comma}")
+        numerics = _text(row.role is Role.NUMERICS)
+        value = f"[{numerics}, {row.weight}, {_text(row.why)}]"
+        lines.append(f"  {_text(row.name)}: {value}{comma}")
     return "\n".join([*lines, "};", ""])
 
 
-def _text(value: str) -> str:
+def _text(value: str | bool) -> str:
     return json.dumps(value, ensure_ascii=True)
 
 

@@ -1,6 +1,7 @@
 import { Widget } from '@lumino/widgets';
 
 import { shortDigest } from './core/canonical';
+import { generationDigest } from './core/stamp';
 import { button, element } from './dom';
 import { clip, explain } from './explain';
 import { ICellStatus, IStatus, verdictText } from './status';
@@ -138,8 +139,11 @@ function details(cell: ICellStatus): HTMLElement {
   const lines = [...explain(cell.outcome)];
   const stamp = cell.view.actual ?? cell.view.reference;
   if (stamp) {
-    const digest = shortDigest(stamp.storedDigest);
+    const digest = shortDigest(generationDigest(stamp));
     lines.push({ label: 'stamp', text: `${stamp.level}, ${clip(stamp.model.name, 40)}, ${digest}` });
+    if (stamp.selfTest) {
+      lines.push({ label: 'self-test', text: clip(stamp.selfTest, 120) });
+    }
   }
   for (const line of lines) {
     list.append(element('dt', { text: line.label }), element('dd', { text: line.text }));

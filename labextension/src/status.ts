@@ -1,4 +1,5 @@
 /** What a notebook's stamps say, for the indicator and the panel. */
+import { specOf } from './core/fingerprint';
 import { ICellView, INotebookView, checkCell } from './core/notebook';
 import { DEFAULT_POLICY, IPolicy, accepts, policyText } from './core/policy';
 import { IOutcome, Verdict } from './core/verdict';
@@ -31,7 +32,7 @@ export interface IStatus {
   readonly text: string;
   readonly cells: readonly ICellStatus[];
   readonly problems: readonly string[];
-  /** Names of the controls that came too late for some stamp. */
+  /** Names of the controls that change results and came too late for some stamp. */
   readonly late: readonly string[];
 }
 
@@ -154,13 +155,15 @@ function waiting(cells: readonly ICellStatus[], count: (s: Standing) => number):
 /** The status of a notebook. */
 export function statusOf(view: INotebookView): IStatus {
   const cells = view.cells.map(cell => cellStatus(cell, view));
-  const late = new Set(cells.flatMap(cell => cell.view.actual?.late ?? []));
-  const [state, text] = describe(cells, view.problems, late.size > 0);
+  const names = new Set(cells.flatMap(cell => cell.view.actual?.late ?? []));
+  // A control that is not known to change results is no reason to distrust a match.
+  const late = [...names].filter(name => specOf(`controls.${name}`)?.isNumerics);
+  const [state, text] = describe(cells, view.problems, late.length > 0);
   return {
     state,
-    text: late.size ? `${text}; late controls` : text,
+    text: late.length ? `${text}; late controls` : text,
     cells,
     problems: view.problems,
-    late: [...late]
+    late
   };
 }

@@ -69,12 +69,17 @@ export function readFingerprint(data: unknown): IFingerprint {
   return { numerics, digest: digestOf(digested) };
 }
 
-/** The table's row of a field; every control shares one. */
-export function specOf(name: string): { weight: number; why: string } | undefined {
-  const found = own(FIELDS, name) ?? (name.startsWith('controls.') ? FIELDS['controls.*'] : null);
-  return (found as [number, string] | null)
-    ? { weight: (found as [number, string])[0], why: (found as [number, string])[1] }
-    : undefined;
+export interface IFieldSpec {
+  readonly isNumerics: boolean;
+  readonly weight: number;
+  readonly why: string;
+}
+
+/** The table's row of a field; every control without one of its own shares one. */
+export function specOf(name: string): IFieldSpec | undefined {
+  const isOwn = Object.prototype.hasOwnProperty.call(FIELDS, name);
+  const row = isOwn ? FIELDS[name] : name.startsWith('controls.') ? FIELDS['controls.*'] : null;
+  return row ? { isNumerics: row[0], weight: row[1], why: row[2] } : undefined;
 }
 
 /** The numerics fields that differ, the likeliest to change results first. */
