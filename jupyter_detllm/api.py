@@ -7,6 +7,7 @@ displayed, and `last_stamp` returns what a cell would have kept.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from os import PathLike
@@ -66,7 +67,8 @@ def use(
     model
         ``demo``, ``fake``, a folder or a Hugging Face id.
     seed, level
-        Root seed (0 by default) and guarantee level.
+        Root seed (0 by default) and guarantee level (`invariant` by default where its
+        self-test holds; else `repeatable`, with a warning).
     torch_deterministic, launch_blocking, no_tf32, dtype, eager
         As the options of `%detllm`.
     **options
@@ -89,7 +91,8 @@ def use(
             "eager": eager,
         }
     )
-    session.use(model, merged(options), settings)
+    if session.use(model, merged(options), settings) and session.notice:
+        warnings.warn(session.notice, stacklevel=2)
 
 
 def release() -> ShutdownReport | None:

@@ -47,6 +47,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("rescore", "score recorded tokens with an engine of this machine (advisory)"),
     Command("compare", "compare two notebooks, two fingerprints, or one of each"),
     Command("bisect", "name the setting that makes one cell differ from its reference"),
+    Command("probe", "test whether a model's generations depend on what shares their batch"),
     Command("stamp", "make the stamps of outputs the references of their cells"),
     Command("strip", "remove stamps and references"),
     Command("show", "list the stamped cells of a notebook"),

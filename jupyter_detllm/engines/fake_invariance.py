@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from jupyter_detllm.core.canonical import Digest
@@ -28,7 +29,7 @@ class Breaking:
         invariant = level is Level.INVARIANT
         self._methods = ["fake", *(["sequential"] if sequential else [])] if invariant else []
         self._way = way if invariant else ""
-        self._seen: set[Digest] = set()
+        self._seen: Counter[Digest] = Counter()
 
     @property
     def method(self) -> str:
@@ -49,12 +50,13 @@ class Breaking:
 
     def ran(self, requests: Sequence[GenerationRequest]) -> None:
         """Take note of a call."""
-        self._seen |= {request.prompt_tokens for request in requests}
+        self._seen.update(request.prompt_tokens for request in requests)
 
     def cause(self, requests: Sequence[GenerationRequest], index: int) -> str:
         """Return what makes request `index` of a call drift; "" for nothing."""
         if self._way == "repeat":
-            return "repeated" if requests[index].prompt_tokens in self._seen else ""
+            count = self._seen[requests[index].prompt_tokens]
+            return f"run {count}" if count else ""
         if self.method == "sequential":
             return ""
         completions = sum(len(request.seeds) for request in requests)

@@ -125,8 +125,8 @@ class Room:
     prefix_cache: bool = False
 
     def words(self, wanted: int) -> int:
-        """Return as many of `wanted` words as surely fit."""
-        return max(4, min(wanted, self.max_model_len // 4))
+        """Return as many of `wanted` words as may fit: which do, the tokenizer tells."""
+        return max(4, min(wanted, self.max_model_len // 2))
 
 
 def _text(words: int, start: int = 0) -> str:
@@ -172,7 +172,7 @@ def _more_questions(room: Room, tokens: int) -> tuple[Question, ...]:
         Question("medium", _text(room.words(60), 2), tokens),
         Question("longest", _text(room.words(350), 3), tokens),
         Question("one word", "Once", tokens),
-        Question("sampled short", _text(9, 5), tokens, temperature=1.0, n=3),
+        Question("short sampled", _text(9, 5), tokens, temperature=1.0, n=3),
     )
 
 

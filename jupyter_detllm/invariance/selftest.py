@@ -25,6 +25,7 @@ from jupyter_detllm.invariance.plan import Ask, Composition, Form, Question, Roo
 
 __all__ = ["Row", "SelfTest", "room_of", "run_test"]
 
+_FEWEST_WORDS = 8
 _Key = tuple[int, int]
 _Results = dict[_Key, Generation]
 
@@ -170,7 +171,7 @@ def run_test(
     """
     questions = [_request(engine, item, i) for i, item in enumerate(plan.questions)]
     fillers = [_request(engine, item, 1000 + i) for i, item in enumerate(plan.fillers)]
-    bench = _Bench(engine, questions, fillers)
+    bench = _Bench(engine, questions, fillers, tuple(item.label for item in plan.questions))
     if progress is not None:
         progress(f"self-test ({method}): every completion alone")
     alone, _ = bench.run(Composition("alone", plan.alone))
@@ -190,7 +191,17 @@ def _request(engine: Engine, question: Question, seed: int) -> GenerationRequest
         max_tokens=question.max_tokens,
         ignore_eos=True,
     )
-    resolved = engine.resolve(Prompt(PromptKind.TEXT, text=question.text), options)
+    words = question.text.split()
+    while True:
+        try:
+            prompt = Prompt(PromptKind.TEXT, text=" ".join(words))
+            resolved = engine.resolve(prompt, options)
+            break
+        except RequestError:
+            # A tokenizer that makes more of a word than others do.
+            if len(words) < _FEWEST_WORDS:
+                raise
+            words = words[len(words) // 2 :]
     (request,) = build_requests([resolved], root_seed=seed, name="self-test", n=question.n)
     return request
 
@@ -202,6 +213,7 @@ class _Bench:
     engine: Engine
     questions: list[GenerationRequest]
     fillers: list[GenerationRequest]
+    labels: tuple[str, ...]
 
     def run(self, composition: Composition) -> tuple[_Results, RunStats]:
         """Make the calls of a composition; return the last result of each completion."""
@@ -240,9 +252,13 @@ class _Bench:
             len(pairs),
             sum(pair.tokens_equal for _, pair in pairs),
             len(pairs) - len(different),
-            _difference(*different[0]) if different else "",
+            self._difference(*different[0]) if different else "",
             reached,
         )
+
+    def _difference(self, key: _Key, pair: PairComparison) -> str:
+        which = f" {key[1] + 1}" if len(self.questions[key[0]].seeds) > 1 else ""
+        return _difference(f"{self.labels[key[0]]}{which}", pair)
 
 
 def _bitwise(pair: PairComparison) -> bool:
@@ -253,9 +269,8 @@ def _bitwise(pair: PairComparison) -> bool:
     return pair.evidence is EvidenceState.BITWISE
 
 
-def _difference(key: _Key, pair: PairComparison) -> str:
+def _difference(where: str, pair: PairComparison) -> str:
     """Return where two completions part, and by how little."""
-    where = f"prompt {key[0] + 1}, completion {key[1] + 1}"
     found = pair.divergence
     if found is not None:
         text = f"{where}: other token at {found.position}"

@@ -45,4 +45,6 @@ class DetLLM(Configurable):
         """Return the settings of a session that names none."""
         from jupyter_detllm.kernel.settings import Settings
 
-        return Settings().changed({"seed": self.seed, "level": self.level})
+        asked = self.level != DEFAULT_LEVEL or "level" in self.config.get("DetLLM", {})
+        given = {"seed": self.seed, "level": self.level, "level_asked": asked}
+        return Settings().changed(given)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from jupyter_detllm.core.levels import Level
 
-__all__ = ["DEFAULT_LEVEL", "DEFAULT_SEED"]
+__all__ = ["DEFAULT_LEVEL", "DEFAULT_SEED", "FALLBACK_LEVEL"]
 
 DEFAULT_SEED = 0
 """Root seed of a session that names none; every stamp keeps the one in use."""
 
-DEFAULT_LEVEL = Level.REPEATABLE
-"""Guarantee level of a session that names none."""
+DEFAULT_LEVEL = Level.INVARIANT
+"""Guarantee level of a session that names none, where its self-test holds."""
+
+FALLBACK_LEVEL = Level.REPEATABLE
+"""What such a session has where no method proves batch invariance."""

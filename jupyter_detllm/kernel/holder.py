@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.engines.base import Engine, EngineSpec, ShutdownReport
-from jupyter_detllm.errors import DetLLMError, EngineError, EngineStartError, UsageError
+from jupyter_detllm.errors import (
+    DetLLMError,
+    EngineError,
+    EngineStartError,
+    InvarianceError,
+    UsageError,
+)
+from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, FALLBACK_LEVEL
 from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.kernel.shown import shown_option, shown_text
 
@@ -36,6 +43,8 @@ class EngineHolder:
         What became of the determinism controls and of the random streams.
     engine, spec
         The running engine and what it was started with, or None.
+    notice
+        Why the default level could not be had, one line; "" where it was, or another asked for.
     """
 
     def __init__(self) -> None:
@@ -44,6 +53,7 @@ class EngineHolder:
         self.seeds: SeedReport | None = None
         self.engine: Engine | None = None
         self.spec: EngineSpec | None = None
+        self.notice = ""
         self._busy = threading.Lock()
 
     def configure(self, settings: Settings) -> None:
@@ -98,8 +108,16 @@ class EngineHolder:
         EngineStartError
             When it cannot be started.
         """
+        if self.engine is None and self.notice and not settings.level_asked:
+            # What another engine could not prove this one may.
+            settings = replace(settings, level=DEFAULT_LEVEL)
+        optional = settings.level is DEFAULT_LEVEL and not settings.level_asked
         spec = EngineSpec(
-            model, settings.level, {**settings.engine_options(), **options}, settings.seed
+            model,
+            settings.level,
+            {**settings.engine_options(), **options},
+            settings.seed,
+            sequential=not optional,  # seven times slower is nobody's default
         )
         if self.engine is not None and self.spec is not None and self.settings is not None:
             self._refuse_changes(
@@ -112,9 +130,16 @@ class EngineHolder:
         before = self.settings or Settings()
         if self.settings != settings:
             self.configure(settings)
+        self.notice = ""
         try:
             with self.alone():
-                self._start(spec, settings, progress)
+                try:
+                    self._start(spec, settings, progress)
+                except InvarianceError as error:
+                    if not optional:
+                        raise
+                    settings = replace(settings, level=FALLBACK_LEVEL)
+                    self._fall_back(spec, settings, error.what, progress)
         except DetLLMError:
             # Seed and level are in force; an engine option that no engine took is not.
             self.settings = replace(settings, dtype=before.dtype, eager=before.eager)
@@ -129,7 +154,7 @@ class EngineHolder:
         name = FAKE_MODEL if spec.model == FAKE_MODEL else "vllm"
         self._apply(settings, name)
         try:
-            engine = start_engine(name, spec, progress=progress)
+            engine = start_engine(name, spec, controls=self.controls, progress=progress)
         except KeyboardInterrupt:
             raise EngineStartError(
                 "interrupted while the engine was starting; none is running",
@@ -137,6 +162,18 @@ class EngineHolder:
             ) from None
         self.engine, self.spec = engine, spec
         self._apply(settings, name)  # again, now that the engine tells what is in force
+
+    def _fall_back(
+        self,
+        spec: EngineSpec,
+        settings: Settings,
+        why: str,
+        progress: Callable[[str], None] | None,
+    ) -> None:
+        """Start again at the level that needs no batch invariance, and say why."""
+        self.settings = settings
+        self._start(replace(spec, level=settings.level), settings, progress)
+        self.notice = f"level {settings.level}, since {why}"
 
     def _refuse_changes(self, differences: list[str]) -> None:
         if differences:

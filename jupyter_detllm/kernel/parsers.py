@@ -140,6 +140,12 @@ def _release() -> ArgumentParser:
 
 
 @cache
+def _probe() -> ArgumentParser:
+    text = "Test whether generations of the running engine depend on what shares their batch."
+    return ArgumentParser("%detllm probe", description=text)
+
+
+@cache
 def _bisect() -> ArgumentParser:
     parser = ArgumentParser(
         "%detllm bisect",
@@ -167,6 +173,7 @@ VERB_PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
     "stamps": _stamps,
     "release": _release,
     "bisect": _bisect,
+    "probe": _probe,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
@@ -24,6 +24,9 @@ class Settings:
         ``off``, ``warn`` or ``error``.
     dtype
         Engine option `dtype`; "" leaves it to the model.
+    level_asked
+        Whether the user named the level: it is then had, or refused; without that
+        `repeatable` will do where batch invariance is not proven.
     """
 
     seed: int = DEFAULT_SEED
@@ -33,6 +36,7 @@ class Settings:
     no_tf32: bool = False
     dtype: str = ""
     eager: bool = False
+    level_asked: bool = field(default=False, compare=False)
 
     def changed(self, values: Mapping[str, object]) -> Settings:
         """Return a copy with the values that are not None, checked.
@@ -48,6 +52,7 @@ class Settings:
             raise UsageError(f"the seed {seed!r:.40} is out of range", expected="0 to 2**63 - 1")
         if "level" in given:
             given["level"] = _level(given["level"])
+            given.setdefault("level_asked", True)
         return replace(self, **given)  # type: ignore[arg-type]
 
     def differences(self, other: Settings, *, engine_options: bool = True) -> list[str]:
@@ -55,7 +60,7 @@ class Settings:
 
         Without `engine_options`, what `engine_options()` returns is left out.
         """
-        names = [item.name for item in fields(self)]
+        names = [item.name for item in fields(self) if item.compare]
         kept = [n for n in names if engine_options or n not in ("dtype", "eager")]
         return [
             f"{name} is {getattr(self, name)}, asked for {getattr(other, name)}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyter_detllm.engines.base import ShutdownReport
+from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, FALLBACK_LEVEL
 from jupyter_detllm.kernel.ledger import Ledger
 from jupyter_detllm.kernel.live import verdict_line
 from jupyter_detllm.kernel.session import Session
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from jupyter_detllm.controls.report import ControlEntry, ControlReport
     from jupyter_detllm.controls.seeding import SeedReport
 
-__all__ = ["engine_line", "release_text", "setup_text", "stamps_text", "status_text"]
+__all__ = ["engine_line", "engine_text", "release_text", "setup_text", "stamps_text", "status_text"]
 
 
 def setup_text(session: Session) -> str:
@@ -24,7 +25,9 @@ def setup_text(session: Session) -> str:
     settings, report = session.settings, session.controls
     if settings is None or report is None:
         return "detllm: nothing is set up yet. Try: %detllm --seed 42"
-    lines = [f"detllm: level {settings.level}, seed {settings.seed}"]
+    open_level = settings.level is DEFAULT_LEVEL and not settings.level_asked
+    if_held = f" where its self-test holds, else {FALLBACK_LEVEL}" if open_level else ""
+    lines = [f"detllm: level {settings.level}{if_held}, seed {settings.seed}"]
     if session.seeds is not None:
         lines.append(f"  {_seeds(session.seeds)}")
     in_force = [e for e in report.entries if e.state in ("set", "already")]
@@ -67,6 +70,23 @@ def engine_line(session: Session) -> str:
     return f"engine ready: {shown_text(spec.model)}{kind}, level {spec.level}{options}"
 
 
+def engine_text(session: Session) -> str:
+    """Return the engine's line, and why it has not the default level where it has not."""
+    lines = [engine_line(session)]
+    if session.notice:
+        lines.append(shown_text(session.notice))
+    return "\n".join(lines)
+
+
+def _self_test(session: Session) -> list[str]:
+    test = getattr(session.engine, "self_test", None)
+    if test is None:
+        return [f"         {shown_text(session.notice)}"] if session.notice else []
+    method = getattr(session.engine, "method", "")
+    remembered = ", remembered from an earlier engine" if getattr(test, "cached", False) else ""
+    return [f"method   {method}: {test}{remembered}"]
+
+
 def status_text(session: Session) -> str:
     """Return the status: level and promise, seed, engine, log, controls, stamped cells."""
     settings, report = session.settings, session.controls
@@ -76,6 +96,7 @@ def status_text(session: Session) -> str:
     if session.seeds is not None:
         lines.append(f"streams  {_seeds(session.seeds)}")
     lines.append(f"engine   {engine_line(session).removeprefix('engine').lstrip(': ')}")
+    lines += _self_test(session)
     log = getattr(session.engine, "log_path", None)
     if log:
         lines.append(f"log      {_short_path(Path(log))}")

@@ -104,7 +104,7 @@ class Surface:
         slot = Slot(self.shell, live=self.config.show_progress)
         with slot.settled("engine: none was started"):
             session.use(model, options, settings, progress=slot.line)
-        slot.finish(status.engine_line(session))
+        slot.finish(status.engine_text(session))
 
     def status(self, tokens: list[str]) -> None:
         """Run `%detllm status`."""
@@ -158,6 +158,16 @@ class Surface:
         with slot.settled("bisect: nothing was found out"):
             text = bisect_saved(self.shell, arguments, slot.line)
         slot.finish(text.rstrip("\n"))
+
+    def probe(self, tokens: list[str]) -> None:
+        """Run `%detllm probe`: the long self-test on the running engine."""
+        from jupyter_detllm.kernel.probing import probe_running
+
+        verb_parser("probe").parse(tokens)
+        slot = Slot(self.shell, live=self.config.show_progress)
+        with slot.settled("probe: nothing was found out"):
+            text = probe_running(self.session, slot.line)
+        slot.finish(text)
 
     def cell(self, line: str, body: str) -> None:
         """Run `%%detgen LINE` over `body`."""
@@ -226,6 +236,7 @@ VERBS: Mapping[str, Callable[[Surface, list[str]], None]] = {
     "stamps": Surface.stamps,
     "release": Surface.release,
     "bisect": Surface.bisect,
+    "probe": Surface.probe,
 }
 
 if VERBS.keys() != VERB_PARSERS.keys():

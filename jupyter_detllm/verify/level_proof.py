@@ -67,7 +67,7 @@ def short_test(
     method = engine.method
     room = room_of(engine.fields(), fast_prefill=compute_platform() is not Platform.CPU)
     key = key_of(fingerprint, model, method, Form.SHORT)
-    known = recall(key)
+    known = recall(key) or recall(key_of(fingerprint, model, method, Form.LONG))
     if known is not None:
         spot = run_test(
             engine, plan_test(Form.SPOT, room), method=method, progress=progress, stop_early=True
@@ -75,6 +75,7 @@ def short_test(
         if spot.held:
             return known
         forget(key)
+        forget(key_of(fingerprint, model, method, Form.LONG))
         return spot
     found = run_test(
         engine, plan_test(Form.SHORT, room), method=method, progress=progress, stop_early=True

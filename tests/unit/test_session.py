@@ -81,7 +81,7 @@ def test_use_seeds_and_sets_controls_first(session: Session) -> None:
     assert session.seeds is not None
     assert session.seeds.seed == 7
     assert session.controls is not None
-    assert session.controls.level is Level.REPEATABLE
+    assert session.controls.level is Level.INVARIANT
     first = random.random()
     session.configure(Settings(seed=7))
     assert random.random() == first
@@ -123,7 +123,7 @@ def test_use_with_the_same_settings_keeps_the_engine(session: Session) -> None:
         ("other/model", {}, Settings(seed=7), "model is fake, asked for other/model"),
         ("fake", {"dtype": "x"}, Settings(seed=7), "dtype is the default, asked for x"),
         ("fake", {}, Settings(seed=8), "seed is 7, asked for 8"),
-        ("fake", {}, Settings(seed=7, level=Level.SEEDED), "level is repeatable, asked for seeded"),
+        ("fake", {}, Settings(seed=7, level=Level.SEEDED), "level is invariant, asked for seeded"),
         ("fake", {}, Settings(seed=7, eager=True), "enforce_eager is the default, asked for True"),
         ("fake", {}, Settings(seed=7, no_tf32=True), "no_tf32 is False, asked for True"),
     ],
@@ -313,7 +313,7 @@ def test_an_interrupted_call_spoils_the_cell_even_when_the_user_catches_it(
 def test_a_failed_call_is_not_stamped() -> None:
     session = Session()
     session.recorder = Recorder(RunningCells())
-    session.use("fake", {"fail_at": 3}, Settings())
+    session.use("fake", {"fail_at": 3}, Settings(level=Level.REPEATABLE))
     with pytest.raises(EngineError):
         generate(session, ask("a"))
     assert close(session) is None

@@ -1,0 +1,63 @@
+"""What a self-test showed, as a table and as JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from jupyter_detllm.invariance.selftest import Row, SelfTest
+from jupyter_detllm.render.visible import visible
+from jupyter_detllm.verify.probing import Probing
+
+__all__ = ["probing_json", "probing_text", "table_text"]
+
+
+def table_text(test: SelfTest) -> str:
+    """Return one test: its method and a line per composition."""
+    verdict = "holds" if test.held else "does not hold"
+    rows = [("composition", "equal", "tokens", "first difference"), *map(_row, test.rows)]
+    lines = [f"batch invariance with method {test.method}: {verdict}", *_table(rows)]
+    if not test.evidence:
+        lines.append("  this engine gives no logprobs: only tokens and texts were compared")
+    return "\n".join(lines)
+
+
+def _row(row: Row) -> tuple[str, str, str, str]:
+    first = row.first or ("-" if row.reached else "not reached: it did not happen")
+    return (
+        row.composition,
+        f"{row.bitwise}/{row.completions}",
+        f"{row.tokens_equal}/{row.completions}",
+        first,
+    )
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    shown = [tuple(visible(cell) for cell in row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    return [
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in shown
+    ]
+
+
+def probing_text(found: Probing) -> str:
+    """Return every method tried, and what could not be."""
+    parts = [f"{visible(found.model)} at level {found.level}"]
+    parts += [table_text(test) for test in found.tests]
+    parts += [visible(note) for note in found.notes]
+    return "\n\n".join(parts) + "\n"
+
+
+def probing_json(found: Probing) -> str:
+    """Return the same for machines."""
+    value = {
+        "schema": "detllm.probe/1",
+        "model": found.model,
+        "level": found.level.value,
+        "held": found.held,
+        "tests": [test.to_json() for test in found.tests],
+        "notes": list(found.notes),
+    }
+    return json.dumps(value, indent=2) + "\n"
