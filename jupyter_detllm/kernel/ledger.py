@@ -97,11 +97,15 @@ class Ledger:
             for digest in list(self._fingerprints)[:-_MOST_FINGERPRINTS]:
                 del self._fingerprints[digest]
 
-    def mark_recorded(self, cell_ids: Iterable[str]) -> None:
-        """Note that the stamps of these cells are their references now."""
-        ids = set(cell_ids)
+    def mark_recorded(self, cells: Iterable[tuple[str, str]]) -> None:
+        """Note that these generations are the references of their cells now.
+
+        `cells` are pairs of a cell's id and the start of its generation digest: a cell
+        that has generated something else meanwhile is left as it is.
+        """
+        pairs = set(cells)
         for key, entry in self._entries.items():
-            if entry.cell_id in ids:
+            if (entry.cell_id, entry.stamp.generation_digest.short) in pairs:
                 self._entries[key] = replace(entry, live=RECORDED)
 
     @staticmethod

@@ -48,6 +48,7 @@ class Panel {
     this.status = make("p", "", { role: "status" });
     this.cells = make("div");
     this.fields = make("div");
+    this.opened = new Set();
     this.search = make("input", "", { type: "search", autocomplete: "off", spellcheck: "false" });
     this.search.addEventListener("input", () => this.filter());
     const label = make("label", "Filter ");
@@ -114,7 +115,7 @@ class Panel {
     const parts = [make("h3", "Stamped cells of this kernel")];
     if (!cells.length) parts.push(make("p", "none yet"));
     else {
-      const head = ["cell", "result", "tokens", "generations", "action"];
+      const head = ["cell", "result when it ran", "tokens", "generations", "action"];
       parts.push(table("Stamped cells", head, cells.map((cell) => this.cellRow(cell))));
     }
     const buttons = make("p");
@@ -148,9 +149,6 @@ class Panel {
   }
 
   showFields() {
-    const closed = new Set(
-      [...this.fields.querySelectorAll("details:not([open])")].map((d) => d.dataset.group),
-    );
     const groups = new Map();
     for (const field of list(this.data("fields"))) {
       if (!groups.has(field.group)) groups.set(field.group, []);
@@ -159,10 +157,13 @@ class Panel {
     this.fields.replaceChildren();
     for (const [group, rows] of groups) {
       const fold = make("details");
-      fold.open = !closed.has(group);
       fold.dataset.group = group;
+      const summary = make("summary", `${group} (${rows.length})`);
+      summary.addEventListener("click", () => fold.open
+        ? this.opened.delete(group)
+        : this.opened.add(group));
       const head = ["field", "role", "value"];
-      fold.append(make("summary", group), table(group, head, rows.map((row) => this.fieldRow(row))));
+      fold.append(summary, table(group, head, rows.map((row) => this.fieldRow(row))));
       this.fields.append(fold);
     }
   }
@@ -186,6 +187,7 @@ class Panel {
     }
     for (const fold of this.fields.children) {
       fold.hidden = !fold.querySelector("tbody tr:not([hidden])");
+      fold.open = words.length > 0 || this.opened.has(fold.dataset.group);
     }
     this.count.textContent = words.length ? ` ${shown} of ${rows.length} rows` : "";
   }
@@ -213,10 +215,14 @@ class Panel {
   }
 
   command(command, args) {
+    // What is accepted is what stands here now: a later run of the cell is not.
+    const shown = new Map(list(this.data("cells")).map((cell) => [cell.cell_id, cell.digest]));
     const respond = (result) => {
       this.say(String(result?.text ?? "done"));
-      const cells = list(result?.cells).map(String);
-      if (cells.length) this.model.send({ kind: "recorded", cells });
+      const ids = list(result?.cells).filter((id) => shown.has(id));
+      if (ids.length) {
+        this.model.send({ kind: "recorded", cells: ids.map((id) => [id, shown.get(id)]) });
+      }
     };
     if (!this.ask("detllm:hello", {}, () => {})) this.say(HOW[command]);
     else if (!args) this.say("The kernel does not know that cell's id: run the cell, then refresh.");

@@ -89,12 +89,18 @@ def _answer(session: Session, message: object) -> None:
     if not isinstance(message, dict):
         return
     if message.get("kind") == "recorded":
-        session.ledger.mark_recorded(_ids(message.get("cells")))
+        session.ledger.mark_recorded(_pairs(message.get("cells")))
     elif message.get("kind") != "refresh":
         return
     refresh_panels(session)
 
 
-def _ids(value: object) -> list[str]:
+def _pairs(value: object) -> list[tuple[str, str]]:
     items = value[:_MAX_IDS] if isinstance(value, list) else []
-    return [item for item in items if isinstance(item, str) and len(item) <= _MAX_ID]
+    return [tuple(item) for item in items if _is_pair(item)]
+
+
+def _is_pair(item: object) -> bool:
+    if not isinstance(item, list) or len(item) != 2:
+        return False
+    return all(isinstance(text, str) and len(text) <= _MAX_ID for text in item)

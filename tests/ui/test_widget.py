@@ -70,7 +70,8 @@ class TestOneWidget:
         assert panel.get_attribute("role") == "region"
         assert panel.get_attribute("aria-label") == "detllm: fingerprint and stamped cells"
         named = panel.locator("button, input").evaluate_all(
-            "nodes => nodes.map(n => n.getAttribute('aria-label') || n.labels?.[0]?.textContent || '')"
+            "nodes => nodes.map("
+            "n => n.getAttribute('aria-label') || n.labels?.[0]?.textContent || '')"
         )
         assert len(named) >= 6
         assert all(named)

@@ -194,9 +194,10 @@ def test_what_the_widget_accepted_is_recorded() -> None:
     ledger = Ledger()
     made = stamp()
     ledger.add(Emitted(made, made.to_json(), {}, "c", 0))
-    ledger.mark_recorded(["d"])
+    digest = made.generation_digest.short
+    ledger.mark_recorded([("d", digest), ("c", "0" * 12)])
     assert verdict_line(ledger.entries()[0].live) == "not compared"
-    ledger.mark_recorded(["c", "d"])
+    ledger.mark_recorded([("c", digest), ("d", digest)])
     assert verdict_line(ledger.entries()[0].live) == "recorded"
 
 

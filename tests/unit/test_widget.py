@@ -16,6 +16,7 @@ import pytest
 
 from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.fieldspec import Group
+from jupyter_detllm.core.levels import Level
 from jupyter_detllm.kernel.ledger import Emitted
 from jupyter_detllm.kernel.live import RECORDED
 from jupyter_detllm.kernel.session import Session
@@ -43,7 +44,7 @@ def process() -> Iterator[None]:
 @pytest.fixture
 def session() -> Session:
     made = Session()
-    made.use("fake", {}, Settings(seed=7))
+    made.use("fake", {}, Settings(seed=7, level=Level.REPEATABLE))
     one, two = Run(name="haiku").stamp(), Run(name="").stamp()
     made.ledger.add(Emitted(one, one.to_json(), {"run_id": "r"}, "cell-1", 0, live=RECORDED))
     made.ledger.add(Emitted(two, two.to_json(), {"run_id": "s"}, None, 0))
@@ -179,7 +180,8 @@ def test_panels_follow_the_ledger_and_what_was_accepted(opened: Session) -> None
     opened.ledger.add(Emitted(stamp, stamp.to_json(), {}, "cell-9", 0))
     panels.refresh_panels(opened)
     assert [cell["label"] for cell in widget.data["cells"]] == ["haiku", "#2", "more"]
-    message = {"kind": "recorded", "cells": ["cell-9", 3, "x" * 65]}
+    cells = [["cell-9", stamp.generation_digest.short], 3, ["x" * 65, "x"], ["x", []], ["x"]]
+    message = {"kind": "recorded", "cells": cells}
     widget._handle_custom_msg(message, [])
     assert widget.data["cells"][-1]["state"] == "recorded"
 
