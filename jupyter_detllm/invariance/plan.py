@@ -183,7 +183,7 @@ def _fillers(room: Room, form: Form, tokens: int) -> tuple[Question, ...]:
     not fit into one step, and so some are computed beside tokens that are decoded.
     """
     short = [
-        Question(f"neighbour {i}", _text(5 + 7 * i, i), tokens + i, 0.9 if i % 2 else 0.0)
+        Question(f"neighbour {i}", _text(6 + 7 * i, i), tokens + i, 0.9 if i % 2 else 0.0)
         for i in range(4 if form is Form.SHORT else 12)
     ]
     words = room.words(1400)
