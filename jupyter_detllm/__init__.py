@@ -18,6 +18,7 @@ __all__ = [
     "PromptKind",
     "Stamp",
     "__version__",
+    "cells",
     "check",
     "fingerprint",
     "generate",
@@ -33,6 +34,7 @@ __all__ = [
 
 
 if TYPE_CHECKING:
+    from jupyter_detllm.api import cells as cells
     from jupyter_detllm.api import check as check
     from jupyter_detllm.api import fingerprint as fingerprint
     from jupyter_detllm.api import generate as generate
@@ -50,7 +52,9 @@ if TYPE_CHECKING:
     from jupyter_detllm.errors import DetLLMError as DetLLMError
 
 _LAZY = {
-    **dict.fromkeys(("check", "fingerprint", "generate", "last_stamp", "release", "use"), "api"),
+    **dict.fromkeys(
+        ("cells", "check", "fingerprint", "generate", "last_stamp", "release", "use"), "api"
+    ),
     **dict.fromkeys(("generator", "seed_child", "worker_init_fn"), "controls.seeding"),
     **dict.fromkeys(("Generation", "Message", "Prompt", "PromptKind"), "core.generation"),
     "DetLLMError": "errors",

@@ -26,6 +26,7 @@ from jupyter_detllm.kernel.bodies import checked, messages_prompt
 from jupyter_detllm.kernel.cells import Ending
 from jupyter_detllm.kernel.current import current_shell
 from jupyter_detllm.kernel.engine_options import merged
+from jupyter_detllm.kernel.ledger import Emitted
 from jupyter_detllm.kernel.session import Session, current_session
 from jupyter_detllm.kernel.settings import Settings
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PromptLike",
+    "cells",
     "check",
     "fingerprint",
     "generate",
@@ -176,6 +178,15 @@ def _outside_cells(session: Session, ask: Ask) -> list[Generation]:
 def last_stamp() -> Stamp | None:
     """Return the stamp of the last cell, in a script of the last call; None before."""
     return current_session().recorder.last
+
+
+def cells() -> tuple[Emitted, ...]:
+    """Return the stamped cells of this kernel, in the order in which they were first stamped.
+
+    Each has a `label`, its `stamp`, and `live`: verdict, reasons and first divergence
+    against the reference that JupyterLab or Notebook 7 sent with it, else None.
+    """
+    return current_session().ledger.entries()
 
 
 def fingerprint() -> Fingerprint:

@@ -97,6 +97,9 @@ def test_the_live_verdict_is_beside_the_stamp_and_nowhere_else(kernel: LiveKerne
     assert stamp(new)[RUN_KEY]["verdict"] == "unstamped"
     assert stamp(same)[RUN_KEY]["verdict"] == "match"
     assert stamp(drifted)[RUN_KEY]["verdict"] == "drift"
+    code = "[(c.label, str(c.live.verdict)) for c in __import__('jupyter_detllm').cells()]"
+    cells = kernel.run(code).of("execute_result")[0]["data"]["text/plain"]
+    assert cells == "[('haiku', 'error')]"
     found = stamp(drifted)[RUN_KEY]["comparison"]
     assert isinstance(found, dict)
     assert (found["verdict"], found["fingerprint"]) == ("drift", "differs")
