@@ -5,12 +5,20 @@ from __future__ import annotations
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance.base import Candidate, Host, Method
 from jupyter_detllm.invariance.cpu import Rows32, Tiles16, TwoRows
+from jupyter_detllm.invariance.hopper import HopperOneKernel, VLLMFlag
 from jupyter_detllm.invariance.sequential import OneAtATime
 
 __all__ = ["METHODS", "candidates", "first_choice", "method_named"]
 
 #: The first that is for a host and holds its self-test is taken.
-METHODS: tuple[Method, ...] = (TwoRows(), Rows32(), Tiles16(), OneAtATime())
+METHODS: tuple[Method, ...] = (
+    TwoRows(),
+    Rows32(),
+    Tiles16(),
+    HopperOneKernel(),
+    VLLMFlag(),
+    OneAtATime(),
+)
 
 
 def candidates(host: Host) -> tuple[Candidate, ...]:

@@ -21,8 +21,10 @@ __all__ = [
     "VARIABLE",
     "Patch",
     "check_hooks",
+    "in_rows",
     "narrow_rows",
     "one_kernel",
+    "one_tile",
     "register",
 ]
 
@@ -110,7 +112,9 @@ def in_rows(metadata: Any, rows: int) -> Any:
     bounds = np.append(begins, starts[-1])
     behind = last - np.minimum(begins + rows, last)
     packed = np.concatenate((owner, behind, bounds)).astype(np.int32)
-    host = torch.from_numpy(packed).pin_memory()
+    host = torch.from_numpy(packed)
+    if metadata.seq_lens.is_cuda:
+        host = host.pin_memory()
     device = host.to(metadata.seq_lens.device, non_blocking=True)
     owners, tails, locations = device.split((len(owner), len(owner), len(bounds)))
     return metadata.replace(

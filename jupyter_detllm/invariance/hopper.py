@@ -145,6 +145,18 @@ class VLLMFlag(Method):
         """Return the backend; the user's own choice is left to the self-test."""
         return {"attention_backend": chosen.get("attention_backend") or "TRITON_ATTN"}
 
+    @contextlib.contextmanager
+    def before_start(self) -> Iterator[None]:
+        """Make sure that vLLM was told in time."""
+        from vllm import envs
+
+        if not envs.VLLM_BATCH_INVARIANT:
+            raise InvarianceError(
+                f"{self.name} needs VLLM_BATCH_INVARIANT=1 before vLLM is imported",
+                fix="restart the kernel, then %detllm --level invariant",
+            )
+        yield
+
 
 def _number(capability: str) -> float:
     try:

@@ -1,0 +1,272 @@
+"""The Hopper method: conditions, what is forced on vLLM, and that it fails closed."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from jupyter_detllm.errors import InvarianceError, UsageError
+from jupyter_detllm.invariance import _hopper_patch as patching
+from jupyter_detllm.invariance import candidates, first_choice
+from jupyter_detllm.invariance.base import Host
+from jupyter_detllm.invariance.hopper import CAPTURE_SIZES, HopperOneKernel, VLLMFlag
+from jupyter_detllm.probes.platform import Platform
+
+H200 = Host(Platform.CUDA, vllm="0.25.1", torch="2.11.0", capability="9.0")
+
+
+def attention_module() -> Any:
+    """Return what stands for vLLM's attention backend: it answers with what it was given."""
+
+    def flash_attn_varlen_func(
+        q: Any, max_seqlen_q: int = 0, num_splits: int = 0, **rest: Any
+    ) -> tuple[int, int]:
+        return max_seqlen_q, num_splits
+
+    def get_scheduler_metadata(
+        headdim: int, max_seqlen_q: int = 0, num_splits: int = 0
+    ) -> tuple[int, int]:
+        return max_seqlen_q, num_splits
+
+    class FlashAttentionMetadataBuilder:
+        supports_update_block_table = True
+
+        def __init__(self, headdim: int, heads: int, kv_heads: int) -> None:
+            self.headdim, self.num_heads_q, self.num_heads_kv = headdim, heads, kv_heads
+
+        def build(
+            self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+        ) -> tuple[Any, bool]:
+            return common_attn_metadata, fast_build
+
+    module: Any = types.ModuleType(patching.ATTENTION_MODULE)
+    module.flash_attn_varlen_func = flash_attn_varlen_func
+    module.get_scheduler_metadata = get_scheduler_metadata
+    module.FlashAttentionMetadataBuilder = FlashAttentionMetadataBuilder
+    return module
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put the stand-in where vLLM's module would be, and leave torch's flags alone."""
+    found = attention_module()
+    monkeypatch.setitem(sys.modules, patching.ATTENTION_MODULE, found)
+    monkeypatch.setattr(patching.Patch, "_forbid_split_k", lambda self: None)
+    return found
+
+
+@dataclass
+class Metadata:
+    """The fields of vLLM's attention metadata that are read or replaced."""
+
+    query_start_loc: Any
+    query_start_loc_cpu: Any
+    seq_lens: Any
+    block_table_tensor: Any
+    num_reqs: int
+    max_query_len: int
+
+    def replace(self, **fields: Any) -> Metadata:
+        return replace(self, **fields)
+
+
+def metadata(lengths: list[int], context: list[int]) -> Metadata:
+    """Return the metadata of queries of `lengths` that end at `context`."""
+    torch = pytest.importorskip("torch")
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    table = torch.arange(len(lengths) * 2).reshape(-1, 2).int()
+    return Metadata(starts, starts, torch.tensor(context).int(), table, len(lengths), max(lengths))
+
+
+class Array:
+    """A query tensor as far as the wrapper looks."""
+
+    def __init__(self, head_size: int) -> None:
+        self.shape = (5, 8, head_size)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"platform": Platform.CPU}, "GPUs"),
+        ({"capability": "8.0"}, "capability 9.0"),
+        ({"capability": "9.0, 10.0"}, "capability 9.0"),
+        ({"capability": ""}, "unknown"),
+        ({"vllm": "0.26.0"}, "0.25.1"),
+        ({"options": {"quantization": "fp8"}}, "quantization"),
+        ({"options": {"--enable-lora": True}}, "enable_lora"),
+        ({"options": {"enforce_eager": True}}, "enforce_eager"),
+    ],
+)
+def test_it_is_refused_where_it_is_not_proven(change: dict[str, Any], reason: str) -> None:
+    assert HopperOneKernel().refusal(H200) == ""
+    assert reason in HopperOneKernel().refusal(replace(H200, **change))
+
+
+def test_it_comes_first_on_hopper_and_the_flag_elsewhere() -> None:
+    assert first_choice(H200).name == "hopper-one-kernel"
+    assert first_choice(H200).environ() == {}, "vLLM's slow flag is not needed"
+    ampere = first_choice(replace(H200, capability="8.0"))
+    assert (ampere.name, ampere.environ()) == ("vllm-flag", {"VLLM_BATCH_INVARIANT": "1"})
+    assert first_choice(replace(H200, capability="7.5")).name == "sequential"
+    last = candidates(H200)[-1]
+    assert last.usable, "one sequence at a time is left in any case"
+
+
+def test_the_graphs_and_the_backend_are_asked_for() -> None:
+    arguments = HopperOneKernel().arguments({})
+    assert arguments["attention_backend"] == "FLASH_ATTN"
+    graphs = arguments["compilation_config"]
+    assert graphs == {
+        "cudagraph_mode": "FULL_AND_PIECEWISE",
+        "cudagraph_capture_sizes": list(CAPTURE_SIZES),
+    }
+    assert (min(CAPTURE_SIZES), max(CAPTURE_SIZES)) == (64, 512)
+    own = HopperOneKernel().arguments({"compilation_config": '{"mode": 3}'})
+    assert own["compilation_config"]["mode"] == 3
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"attention_backend": "TRITON_ATTN"},
+        {"compilation_config": {"cudagraph_capture_sizes": [1, 64]}},
+        {"compilation_config": '{"cudagraph_mode": "FULL"}'},
+    ],
+)
+def test_options_that_contradict_are_refused(chosen: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="invariant"):
+        HopperOneKernel().arguments(chosen)
+
+
+def test_no_batch_is_split_and_small_heads_take_one_kernel(module: Any) -> None:
+    patch = patching.Patch()
+    patch.apply()
+    attention, schedule = module.flash_attn_varlen_func, module.get_scheduler_metadata
+    assert attention(q=Array(128), max_seqlen_q=1, num_splits=0) == (1, 1)
+    assert attention(q=Array(32), max_seqlen_q=1, num_splits=32) == (2, 1)
+    assert attention(q=Array(32), max_seqlen_q=300, num_splits=0) == (300, 1)
+    assert schedule(headdim=128, max_seqlen_q=7, num_splits=0) == (7, 1)
+    assert schedule(headdim=56, max_seqlen_q=1, num_splits=0) == (2, 1)
+    patch.undo()
+    assert module.flash_attn_varlen_func(q=Array(32), max_seqlen_q=1, num_splits=32) == (1, 32)
+    assert module.FlashAttentionMetadataBuilder.supports_update_block_table
+
+
+def test_long_queries_of_heads_of_64_stay_in_the_narrow_tile(module: Any) -> None:
+    patching.Patch().apply()
+    builder = module.FlashAttentionMetadataBuilder(64, 32, 8)
+    given = metadata([1, 39, 1, 32], [10, 39, 7, 100])
+    built, fast = builder.build(0, given)
+    assert built.query_start_loc.tolist() == [0, 1, 17, 33, 40, 41, 57, 73]
+    assert built.query_start_loc_cpu.tolist() == built.query_start_loc.tolist()
+    assert built.seq_lens.tolist() == [10, 16, 32, 39, 7, 84, 100], "each ends where it ends"
+    assert built.block_table_tensor[:, 0].tolist() == [0, 2, 2, 2, 4, 6, 6]
+    assert (built.num_reqs, built.max_query_len, fast) == (7, 16, True)
+    assert not builder.supports_update_block_table
+
+
+@pytest.mark.parametrize(
+    ("head_size", "heads", "kv_heads"), [(128, 32, 8), (64, 32, 8), (96, 8, 8)]
+)
+def test_what_needs_no_change_is_passed_on(
+    module: Any, head_size: int, heads: int, kv_heads: int
+) -> None:
+    patching.Patch().apply()
+    builder = module.FlashAttentionMetadataBuilder(head_size, heads, kv_heads)
+    longest = 16 if head_size == 64 else 300
+    given = metadata([1, longest], [10, longest])
+    built, fast = builder.build(0, given)
+    assert built is given
+    assert fast is False
+
+
+def test_the_longest_narrow_query_follows_the_heads() -> None:
+    assert [patching.narrow_rows(64, group) for group in (1, 3, 4, 7, 64, 71)] == [
+        64, 21, 16, 9, 1, 0,
+    ]  # fmt: skip
+    assert patching.narrow_rows(128, 4) == 0
+
+
+@pytest.mark.parametrize("missing", ["flash_attn_varlen_func", "get_scheduler_metadata"])
+def test_a_missing_hook_is_named_and_nothing_is_changed(module: Any, missing: str) -> None:
+    before = dict(vars(module))
+    delattr(module, missing)
+    with pytest.raises(InvarianceError, match=missing):
+        patching.Patch().apply()
+    assert {**vars(module), missing: before[missing]} == before
+
+
+def test_a_builder_of_another_form_is_named(module: Any) -> None:
+    module.FlashAttentionMetadataBuilder.build = lambda self, metadata: metadata
+    with pytest.raises(InvarianceError, match=r"build takes no common_prefix_len and no"):
+        patching.Patch().apply()
+
+
+def test_a_process_is_patched_once(module: Any) -> None:
+    first, second = patching.Patch(), patching.Patch()
+    first.apply()
+    wrapped = module.flash_attn_varlen_func
+    second.apply()
+    assert module.flash_attn_varlen_func is wrapped
+    second.undo()
+    assert module.flash_attn_varlen_func is wrapped, "what another holds is not undone"
+
+
+def test_workers_are_patched_where_the_variable_says_so(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = module.flash_attn_varlen_func
+    monkeypatch.delenv(patching.VARIABLE, raising=False)
+    patching.register()
+    assert module.flash_attn_varlen_func is original
+    monkeypatch.setenv(patching.VARIABLE, HopperOneKernel.name)
+    patching.register()
+    assert module.flash_attn_varlen_func is not original
+    assert HopperOneKernel.worker_environ == {patching.VARIABLE: HopperOneKernel.name}
+
+
+def engine(**changes: Any) -> Any:
+    """Return a live engine as far as `install` looks."""
+    config = types.SimpleNamespace(
+        compilation_config=types.SimpleNamespace(
+            cudagraph_capture_sizes=changes.get("sizes", [64, 128])
+        ),
+        model_config=types.SimpleNamespace(
+            quantization=changes.get("quantization"), is_moe=changes.get("is_moe", False)
+        ),
+        attention_config=types.SimpleNamespace(
+            backend=types.SimpleNamespace(name=changes.get("backend", "FLASH_ATTN"))
+        ),
+    )
+    return types.SimpleNamespace(llm_engine=types.SimpleNamespace(vllm_config=config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sizes": [1, 64]}, "fewer than 64"),
+        ({"quantization": "awq"}, "quantised"),
+        ({"is_moe": True}, "mixture"),
+        ({"backend": "FLASHINFER"}, "other than FLASH_ATTN"),
+    ],
+)
+def test_an_engine_that_came_out_otherwise_is_refused(changes: dict[str, Any], words: str) -> None:
+    HopperOneKernel().install(engine())
+    with pytest.raises(InvarianceError, match=words):
+        HopperOneKernel().install(engine(**changes))
+
+
+def test_the_flag_is_believed_only_when_vllm_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm: Any = types.ModuleType("vllm")
+    vllm.envs = types.SimpleNamespace(VLLM_BATCH_INVARIANT=False)
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    with pytest.raises(InvarianceError, match="VLLM_BATCH_INVARIANT"), VLLMFlag().before_start():
+        pass
+    vllm.envs.VLLM_BATCH_INVARIANT = True
+    with VLLMFlag().before_start():
+        assert VLLMFlag().arguments({}) == {"attention_backend": "TRITON_ATTN"}
