@@ -72,6 +72,7 @@ def seconds_of(engine: VLLMOfflineEngine, call: tuple[GenerationRequest, ...]) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_thirty_random_moments(
     vllm_engine: VLLMOfflineEngine,
     calls: list[tuple[GenerationRequest, ...]],
@@ -80,13 +81,19 @@ def test_thirty_random_moments(
     duration = seconds_of(vllm_engine, calls[0])
     draw = random.Random(20)
     hits = 0
-    for trial in range(TRIALS):
-        hits += interrupted(vllm_engine, calls[0], draw.uniform(0.0, duration))
+    for trial in range(3 * TRIALS):
+        came = interrupted(vllm_engine, calls[0], draw.uniform(0.0, duration))
+        hits += came
         which = trial % 2
+        start = time.perf_counter()
         found = run(vllm_engine, calls[which])
+        # On a machine that does other work the first call may have been a slow one.
+        duration = min(duration, time.perf_counter() - start)
         assert [g.prompt_index for g in found] == list(range(len(calls[which])))
-        assert found == expected[which], f"trial {trial} of {TRIALS}"
-    assert hits >= TRIALS * 2 // 3
+        assert found == expected[which], f"trial {trial}, {hits} interrupts"
+        if hits == TRIALS:
+            break
+    assert hits == TRIALS
 
 
 @pytest.mark.slow
