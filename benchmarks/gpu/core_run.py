@@ -1,9 +1,10 @@
 """The main job on a GPU: generate, stamp, run again in fresh kernels, check.
 
-``python benchmarks/gpu/core_run.py --model FOLDER --out FOLDER`` on a machine with a GPU, the
-`gpu` extra and the model. It executes the quickstart's cells at level `repeatable` in a real
-kernel, stamps, re-runs in a fresh kernel, then re-runs under one changed variable, and writes
-notebook, reports and a summary with machine and versions.
+``python benchmarks/gpu/core_run.py --model FOLDER --out FOLDER [--level LEVEL]`` on a machine
+with a GPU, the `gpu` extra and the model. It executes the quickstart's cells in a real kernel,
+stamps, re-runs in a fresh kernel, replays without notebook code, and writes notebook, reports
+and a summary with machine and versions. At `repeatable` it also re-runs under one changed
+variable; at `invariant` replay makes one batch of all cells.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -25,42 +27,48 @@ PACKAGES = ("jupyter-detllm", "vllm", "torch", "transformers", "ipykernel", "nbc
 
 
 def main() -> int:
-    """Run every step; return 0 when the second run matched."""
+    """Run every step; return 0 when the second run and the replay matched."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--level", choices=("repeatable", "invariant"), default="repeatable")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     notebook = args.out / "quickstart.ipynb"
     text = SOURCE.read_text(encoding="utf-8").replace(
         "%detllm use demo", f"%detllm use {args.model}"
     )
+    text = re.sub(r"%detllm --seed 42[\w -]*", f"%detllm --seed 42 --level {args.level}", text)
     notebook.write_text(text, encoding="utf-8")
-    steps = {
+    steps: dict[str, tuple[list[str], dict[str, str]]] = {
         "first run": (["rerun", "--save", str(notebook)], {}),
         "stamp": (["stamp", str(notebook)], {}),
         "second run": (["rerun", "--json", str(notebook)], {}),
-        "other threads": (["rerun", "--json", str(notebook)], {"OMP_NUM_THREADS": "4"}),
+        "replay": (["replay", "--json", "--allow-model", args.model, str(notebook)], {}),
         "fingerprint": (["fingerprint", str(notebook)], {}),
     }
+    if args.level == "repeatable":
+        threads = {"OMP_NUM_THREADS": "4"}
+        steps["other threads"] = (["rerun", "--json", str(notebook)], threads)
     results: dict[str, Any] = {}
     for name, (arguments, variables) in steps.items():
         results[name] = _run(arguments, variables)
         print(name, results[name]["exit_code"], f"{results[name]['seconds']} s", flush=True)
     summary = {
-        "command": "python benchmarks/gpu/core_run.py --model FOLDER --out FOLDER",
+        "command": "python benchmarks/gpu/core_run.py --model FOLDER --out FOLDER "
+        f"--level {args.level}",
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "gpu": _gpu(),
         "versions": _versions(),
         "steps": {n: {k: r[k] for k in ("exit_code", "seconds")} for n, r in results.items()},
-        "verdicts": _verdicts(results["second run"]["stdout"]),
+        "verdicts": {name: _verdicts(results[name]["stdout"]) for name in ("second run", "replay")},
     }
     (args.out / "core.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     for name, result in results.items():
         log = args.out / f"{name.replace(' ', '_')}.txt"
         log.write_text(result["stdout"] + result["stderr"], encoding="utf-8")
     print(json.dumps(summary, indent=2))
-    return int(results["second run"]["exit_code"])
+    return int(results["second run"]["exit_code"] or results["replay"]["exit_code"])
 
 
 def _run(arguments: list[str], variables: dict[str, str]) -> dict[str, Any]:
