@@ -65,7 +65,7 @@ def deliver(report: Report, args: argparse.Namespace) -> int:
 
         for form, path in outputs.items():
             data = render_report(report, form).encode("utf-8", "backslashreplace")
-            replace_file(Path(path).resolve(), data, lambda: True)
+            replace_file(Path(path).resolve(), [data], lambda: True)
     print_report(report, as_json=args.json)
     return report.exit_code
 

@@ -101,7 +101,7 @@ def _save(args: argparse.Namespace, found: list[Fingerprint]) -> None:
         )
     check_writable(target)
     data = json.dumps(_json(found[0]), indent=2) + "\n"
-    replace_file(target, data.encode("utf-8"), lambda: True)
+    replace_file(target, [data.encode("utf-8")], lambda: True)
 
 
 def _is_fingerprint(target: Path) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from jupyter_detllm.core.canonical import brief
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.magicline import line_name, line_option, magic_line
+from jupyter_detllm.core.outline import MAX_OURS, Kept
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.showing import still_shown
 from jupyter_detllm.core.stamp import Stamp, source_digest
@@ -122,19 +123,15 @@ def check_format(notebook: object) -> None:
     data = _mapping(notebook)
     version = data.get("nbformat")
     if type(version) is int and 0 < version < 4:
-        raise _old_format(version)
+        raise NotebookError(
+            f"the notebook has nbformat {version}",
+            expected="nbformat 4",
+            fix="jupyter nbconvert --to notebook --inplace FILE",
+        )
     if version is None or not isinstance(data.get("cells"), list):
         raise NotebookError("the file is JSON, but not a notebook", expected="nbformat 4")
     if version != 4:
         raise NotebookError(f"the notebook has nbformat {brief(version)}", expected="nbformat 4")
-
-
-def _old_format(version: int) -> NotebookError:
-    return NotebookError(
-        f"the notebook has nbformat {version}",
-        expected="nbformat 4",
-        fix="jupyter nbconvert --to notebook --inplace FILE",
-    )
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -224,6 +221,9 @@ def _read(
     data: object, fingerprints: Mapping[str, Fingerprint], where: str, problems: list[str]
 ) -> Stamp | None:
     if data is None:
+        return None
+    if isinstance(data, Kept):
+        problems.append(f"{where} is larger than {MAX_OURS // 1_000_000} MB and was not read")
         return None
     try:
         return read_stamp(data, fingerprints, where)

@@ -8,10 +8,11 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jupyter_detllm.errors import NotebookError
+from jupyter_detllm.verify.layout import Part
 
 __all__ = ["check_writable", "clean_leftovers", "replace_file"]
 
@@ -37,8 +38,8 @@ def check_writable(target: Path) -> None:
         )
 
 
-def replace_file(target: Path, data: bytes, unchanged: Callable[[], bool]) -> None:
-    """Replace `target` by `data`: written beside it, synced, renamed over it.
+def replace_file(target: Path, parts: Iterable[Part], unchanged: Callable[[], bool]) -> None:
+    """Replace `target` by `parts`, one after the other: written beside it, synced, renamed over it.
 
     Mode, extended attributes and, where permitted, the owner are kept. A kill leaves
     the old file, or the new one, and at most a temporary file that the next write of
@@ -48,7 +49,7 @@ def replace_file(target: Path, data: bytes, unchanged: Callable[[], bool]) -> No
     ----------
     target
         An absolute path without links.
-    data
+    parts
         The new content.
     unchanged
         Asked just before the rename; when it says no, nothing is written.
@@ -65,7 +66,7 @@ def replace_file(target: Path, data: bytes, unchanged: Callable[[], bool]) -> No
         raise _failed(target, error) from None
     temporary = Path(name)
     try:
-        _write_and_rename(handle, temporary, target, data, unchanged)
+        _write_and_rename(handle, temporary, target, parts, unchanged)
         _sync_folder(target.parent)
     except OSError as error:
         raise _failed(target, error) from None
@@ -76,12 +77,16 @@ def replace_file(target: Path, data: bytes, unchanged: Callable[[], bool]) -> No
 
 
 def _write_and_rename(
-    handle: int, temporary: Path, target: Path, data: bytes, unchanged: Callable[[], bool]
+    handle: int,
+    temporary: Path,
+    target: Path,
+    parts: Iterable[Part],
+    unchanged: Callable[[], bool],
 ) -> None:
     with os.fdopen(handle, "wb") as file:
         _lock(file.fileno())
         _copy_attributes(target, temporary)
-        file.write(data)
+        file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
         if not unchanged():

@@ -59,7 +59,7 @@ def _rerun(
         say(f"{path}: {line}")
 
     try:
-        file = read_file(path)
+        file = read_file(path, whole=True)
         read_notebook(file.data)  # refuses what is no notebook before a kernel is started
         if save:
             check_writable(path.resolve())

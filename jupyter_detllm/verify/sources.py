@@ -7,103 +7,26 @@ nbformat. Whatever is wrong with a file is one `NotebookError`.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import difflib
 import hashlib
-import json
 import os
-import re
 import stat
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
 
+from jupyter_detllm.core.jsonscan import DepthError, JsonScanError
 from jupyter_detllm.core.notebook import JsonObject
+from jupyter_detllm.core.outline import AmbiguousError, outline, read_whole
 from jupyter_detllm.errors import NotebookError
+from jupyter_detllm.verify.layout import BOM, JsonStyle
 
-__all__ = ["JsonStyle", "NotebookFile", "parse_notebook", "read_bytes", "read_file"]
+__all__ = ["NotebookFile", "digest_of_file", "parse_notebook", "read_bytes", "read_file"]
 
-_BOM = b"\xef\xbb\xbf"
-_INDENT = re.compile(rb"\A\s*[\[{]\r?\n([ \t]+)\S")
-_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
-_LARGE = 4_000_000
 _CHUNK = 1 << 20
-_ESCAPED = re.compile(rb"\\u(?!00[01])[0-9a-fA-F]{4}")
-
-
-@dataclass(frozen=True, slots=True)
-class JsonStyle:
-    """How a file spells its JSON.
-
-    Attributes
-    ----------
-    indent
-        White space per level, None for everything on one line.
-    ascii_only
-        Whether other characters than ASCII are escaped.
-    newline, trailing
-        Line end, and what follows the last bracket.
-    item_separator, key_separator
-        As `json.dumps` takes them.
-    bom
-        Whether the file starts with a UTF-8 byte order mark.
-    """
-
-    indent: str | None = " "
-    ascii_only: bool = False
-    newline: str = "\n"
-    trailing: str = "\n"
-    item_separator: str = ","
-    key_separator: str = ": "
-    bom: bool = False
-
-    @classmethod
-    def of(cls, raw: bytes) -> JsonStyle:
-        """Return the style of a JSON file."""
-        found = _INDENT.match(raw.removeprefix(_BOM))
-        end = raw.rstrip()
-        head = raw[:4096]
-        compact = re.search(rb'"(:\s*)', head)
-        items = re.search(rb"[\]}0-9\"](,[ ]?)\"", head)
-        return cls(
-            indent=found.group(1).decode("ascii") if found else None,
-            ascii_only=raw.isascii() and _ESCAPED.search(raw) is not None,
-            newline="\r\n" if b"\r\n" in head else "\n",
-            trailing=raw[len(end) :].decode("ascii", "replace"),
-            item_separator="," if found or items is None else items.group(1).decode("ascii"),
-            key_separator=compact.group(1).decode("ascii") if compact else ": ",
-            bom=raw.startswith(_BOM),
-        )
-
-    def dumps(self, value: object) -> bytes:
-        """Return `value` as a file of this style.
-
-        Raises
-        ------
-        NotebookError
-            When it is nested too deeply.
-        """
-        encoder = json.JSONEncoder(
-            ensure_ascii=self.ascii_only,
-            indent=self.indent,
-            separators=(self.item_separator, self.key_separator),
-            allow_nan=False,
-        )
-        try:
-            # Piece by piece: one emoji would make a text of the whole four times as large.
-            chunks = [encoder.encode(value)] if self.indent is None else encoder.iterencode(value)
-            body = b"".join(self._encoded(chunk) for chunk in chunks)
-        except RecursionError:
-            raise NotebookError("the notebook is nested too deeply to be written") from None
-        except ValueError as error:  # NaN and infinities
-            raise NotebookError(f"the notebook cannot be written: {error}") from None
-        return (_BOM if self.bom else b"") + body + self.trailing.encode("utf-8")
-
-    def _encoded(self, chunk: str) -> bytes:
-        if self.newline != "\n":
-            # Line ends within texts are escaped, so these are all between values.
-            chunk = chunk.replace("\n", self.newline)
-        # A lone surrogate is no UTF-8; its JSON escape is what backslashreplace writes.
-        return chunk.encode("utf-8", "backslashreplace")
+_MAX_OTHER = 8_000_000
+"""A file of more bytes that is no notebook is no fingerprint either: it is not read whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +38,32 @@ class NotebookFile:
     path
         As it was given.
     data
-        The dict of its JSON; treat it as frozen.
+        The dict of its JSON; treat it as frozen. A large value that is none of ours
+        is a `core.outline.Kept`: its place in `raw`.
     sha256
         Digest of the bytes, to see whether the file changes under us.
     style
         How the file spells its JSON.
+    raw
+        The bytes.
     """
 
     path: Path
     data: JsonObject
     sha256: str
     style: JsonStyle
+    raw: bytes = field(repr=False)
 
 
-def read_file(path: str | Path) -> NotebookFile:
+def read_file(path: str | Path, *, whole: bool = False) -> NotebookFile:
     """Read a notebook file; links are followed.
+
+    Parameters
+    ----------
+    path
+        The file.
+    whole
+        Read large values too, which takes several times the memory.
 
     Raises
     ------
@@ -139,12 +73,26 @@ def read_file(path: str | Path) -> NotebookFile:
     """
     where = Path(path)
     raw = read_bytes(where)
-    style = JsonStyle.of(raw)
-    return NotebookFile(where, parse_notebook(raw, where), hashlib.sha256(raw).hexdigest(), style)
+    data = parse_notebook(raw, where, whole=whole)
+    return NotebookFile(where, data, hashlib.sha256(raw).hexdigest(), JsonStyle.of(raw), raw)
 
 
 def read_bytes(path: Path) -> bytes:
     """Return the bytes of a regular file, or raise one clear `NotebookError`."""
+    with _readable(path):
+        raw = path.read_bytes()
+    return raw
+
+
+def digest_of_file(path: Path) -> str:
+    """Return the SHA-256 of a regular file, or raise one clear `NotebookError`."""
+    with _readable(path), path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256")
+    return found.hexdigest()
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -153,7 +101,7 @@ def read_bytes(path: Path) -> bytes:
             )
         if not stat.S_ISREG(mode):
             raise NotebookError(f"{path} is not a regular file", expected="a notebook file")
-        return path.read_bytes()
+        yield
     except FileNotFoundError:
         raise _missing(path) from None
     except ValueError:
@@ -179,67 +127,21 @@ def _missing(path: Path) -> NotebookError:
     return NotebookError(f"there is no file {path}", fix=fix)
 
 
-class _BadJsonError(ValueError):
-    """JSON that Python reads and that JSON does not allow, or that is ambiguous."""
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise _BadJsonError(f"it holds {name}, which is not JSON")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _BadJsonError(f"an object holds the key {key[:40]!r} twice")
-            seen.add(key)
-    return out
-
-
-def _loads(raw: bytes) -> Any:
-    if len(raw) > _LARGE and not raw.isascii():
-        try:
-            return _json(_escaped(raw))
-        except ValueError:
-            pass  # read it again as it stands: for the place of the error
-    return _json(raw.decode("utf-8"))
-
-
-def _json(text: str) -> Any:
-    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)
-
-
-def _escaped(raw: bytes) -> str:
-    """Return UTF-8 as ASCII with JSON escapes, which takes a byte a character."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    chunks = []
-    for start in range(0, len(raw), _CHUNK):
-        text = decoder.decode(raw[start : start + _CHUNK], start + _CHUNK >= len(raw))
-        if not text.isascii():
-            text = _NOT_ASCII.sub(lambda found: json.dumps(found.group())[1:-1], text)
-        chunks.append(text)
-    return "".join(chunks)
-
-
-def parse_notebook(raw: bytes, path: Path) -> JsonObject:
+def parse_notebook(raw: bytes, path: Path, *, whole: bool = False) -> JsonObject:
     """Return the JSON object in `raw`, or raise one clear `NotebookError`."""
-    if not raw.strip():
+    start = len(BOM) if raw.startswith(BOM) else 0
+    _check_utf8(raw, path)
+    if not raw[start : start + _CHUNK].strip() and not raw.strip():
         raise NotebookError(f"{path} is empty", expected="a notebook")
     try:
-        data = _loads(raw.removeprefix(_BOM))
-    except UnicodeDecodeError as error:
-        byte = raw[error.start]
-        raise NotebookError(
-            f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {error.start}",
-            expected="a notebook",
-        ) from None
-    except json.JSONDecodeError as error:
-        raise _not_json(path, error) from None
-    except RecursionError:
+        data = outline(raw, start)
+        if whole or (len(raw) < _MAX_OTHER and not _is_notebook(data)):
+            data = read_whole(memoryview(raw)[start:])
+    except JsonScanError as error:
+        raise _not_json(path, raw, error) from None
+    except (DepthError, RecursionError):
         raise NotebookError(f"{path} is nested too deeply", expected="a notebook") from None
-    except _BadJsonError as error:
+    except AmbiguousError as error:
         raise NotebookError(f"{path} is not a notebook: {error}") from None
     except ValueError:  # an integer of more than 4,300 digits
         raise NotebookError(f"{path} is not a notebook: it holds a huge integer") from None
@@ -248,13 +150,43 @@ def parse_notebook(raw: bytes, path: Path) -> JsonObject:
     return data
 
 
-def _not_json(path: Path, error: json.JSONDecodeError) -> NotebookError:
-    rest = error.doc[error.pos :].strip()
-    what = "ends too early" if not rest or error.msg.startswith("Unterminated") else "is not JSON"
-    if path.suffix != ".ipynb" and error.pos == 0:
+def _is_notebook(data: object) -> bool:
+    return isinstance(data, dict) and "nbformat" in data
+
+
+def _check_utf8(raw: bytes, path: Path) -> None:
+    """Decode the bytes piece by piece: a text of the whole could be four times as large."""
+    if raw.isascii():
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(raw), _CHUNK):
+        held = len(decoder.getstate()[0])
+        try:
+            decoder.decode(raw[start : start + _CHUNK], start + _CHUNK >= len(raw))
+        except UnicodeDecodeError as error:
+            offset = start - held + error.start
+            raise NotebookError(
+                f"{path} is not UTF-8 text: byte 0x{raw[offset]:02x} at offset {offset}",
+                expected="a notebook",
+            ) from None
+
+
+def _not_json(path: Path, raw: bytes, error: JsonScanError) -> NotebookError:
+    at = error.position
+    if error.constant:
+        return NotebookError(
+            f"{path} is not a notebook: it holds {error.message}, which is not JSON"
+        )
+    early = not raw[at : at + _CHUNK].strip() or error.message.startswith("Unterminated")
+    what = "ends too early" if early else "is not JSON"
+    if path.suffix != ".ipynb" and at == 0:
         return NotebookError(f"{path} is not a notebook", expected="a file of JSON, nbformat 4")
+    line = raw.count(b"\n", 0, at) + 1
+    column = (
+        len(raw[raw.rfind(b"\n", 0, at) + 1 : at].removeprefix(BOM).decode("utf-8", "replace")) + 1
+    )
     return NotebookError(
-        f"{path} {what}: line {error.lineno}, column {error.colno}: {error.msg.lower()}",
+        f"{path} {what}: line {line}, column {column}: {error.message.lower()}",
         expected="a notebook",
         fix="restore the file from a copy or from version control",
     )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from jupyter_detllm.core.notebook import JsonObject
 from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.verify.atomic import check_writable, clean_leftovers, replace_file
+from jupyter_detllm.verify.layout import Part
 from jupyter_detllm.verify.servers import servers_with
-from jupyter_detllm.verify.sources import NotebookFile, read_bytes
+from jupyter_detllm.verify.sources import NotebookFile, digest_of_file
 from jupyter_detllm.verify.trust import is_trusted, sign
 
 __all__ = ["WriteResult", "write_notebook"]
@@ -51,18 +51,18 @@ def write_notebook(file: NotebookFile, notebook: JsonObject) -> WriteResult:
         clean_leftovers(target)
         return WriteResult(target, written=False)
     check_writable(target)
-    before = read_bytes(target)
-    if _digest(before) != file.sha256:
+    if digest_of_file(target) != file.sha256:
         raise NotebookError(
             f"{file.path} was changed by another program meanwhile: nothing was written",
             fix="run the command again",
         )
-    warnings = _warnings(file, before, target)
-    data = file.style.dumps(notebook)
-    trusted = is_trusted(before)
-    del before
-    replace_file(target, data, lambda: _unchanged(file, target))
-    if trusted and not sign(data):
+    parts = file.style.parts(notebook, file.raw)
+    if _are(parts, file.raw):
+        return WriteResult(target, written=False)
+    warnings = _warnings(file, target)
+    trusted = is_trusted(file.data, file.raw)
+    replace_file(target, parts, lambda: _unchanged(file, target))
+    if trusted and not sign(notebook, file.raw):
         warnings.append(f"{file.path} could not be trusted again: run `jupyter trust {file.path}`")
     return WriteResult(target, True, trusted, tuple(warnings))
 
@@ -74,22 +74,28 @@ def _target(path: Path) -> Path:
         raise NotebookError(f"{path} cannot be followed to a file: {error}") from None
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _are(parts: list[Part], raw: bytes) -> bool:
+    """Tell whether `parts` one after the other are `raw`."""
+    view, at = memoryview(raw), 0
+    for part in parts:
+        if view[at : at + len(part)] != part:
+            return False
+        at += len(part)
+    return at == len(raw)
 
 
 def _unchanged(file: NotebookFile, target: Path) -> bool:
     try:
-        return _target(file.path) == target and _digest(read_bytes(target)) == file.sha256
+        return _target(file.path) == target and digest_of_file(target) == file.sha256
     except NotebookError:
         return False
 
 
-def _warnings(file: NotebookFile, before: bytes, target: Path) -> list[str]:
+def _warnings(file: NotebookFile, target: Path) -> list[str]:
     out = [
         f"{file.path} is open in the Jupyter server at {url}: reload it there before saving it"
         for url in servers_with(target)
     ]
-    if file.style.dumps(file.data) != before:
+    if not _are(file.style.parts(file.data, file.raw), file.raw):
         out.append(f"{file.path} had an unusual JSON layout, which was not kept everywhere")
     return out
