@@ -125,7 +125,10 @@ class VLLMFlag(Method):
     name = "vllm-flag"
     changes = "VLLM_BATCH_INVARIANT=1: vLLM replaces kernels; attention_backend TRITON_ATTN"
     undone = "not undone: vLLM reads it once; the kernel has to be restarted"
-    costs = "see benchmarks/results/invariance-h200.json: a third of the decode speed of one stream"
+    costs = (
+        "on an H200 decode ran at 0.29 of vLLM's default with one stream and at 0.79 with 128, "
+        "prefill at 0.62"
+    )
     live = False
 
     def refusal(self, host: Host) -> str:
