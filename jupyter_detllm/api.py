@@ -82,7 +82,7 @@ def use(
         When the running engine has other settings, or cannot be started.
     """
     session = _session()
-    settings = (session.settings or Settings()).changed(
+    settings = (session.settings or Settings.initial()).changed(
         {
             "seed": seed,
             "level": level,

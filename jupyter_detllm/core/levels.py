@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["Level"]
+__all__ = ["LEVEL_VARIABLE", "Level"]
+
+LEVEL_VARIABLE = "JUPYTER_DETLLM_LEVEL"
+"""Environment variable with the level of sessions that name none; set by reruns."""
 
 
 class Level(StrEnum):

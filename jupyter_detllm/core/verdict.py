@@ -10,6 +10,7 @@ from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
 from jupyter_detllm.core.fields import spec_of
 from jupyter_detllm.core.fieldspec import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, Fingerprint, diff_fingerprints
+from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity, Stamp
 
 __all__ = [
@@ -257,7 +258,8 @@ def _short(digest: object) -> str:
 
 def _numerics(reference: Stamp, actual: Stamp, comparison: Comparison) -> tuple[FieldDiff, ...]:
     diffs = [diff for diff in _fingerprint_diffs(reference, actual) if diff.role is Role.NUMERICS]
-    if not comparison.batch_equal:
+    # At the level invariant the batch is no cause: a difference there breaks the promise.
+    if not comparison.batch_equal and reference.level is not Level.INVARIANT:
         diffs.append(_batch_diff(reference, actual))
     return tuple(sorted(diffs, key=lambda d: (-d.weight, d.name)))
 

@@ -55,10 +55,11 @@ _UNLIMITED = frozenset({"", "ALL", "DEFAULT"})
 def kernels_of(host: Host) -> Kernels:
     """Return the kernels of a host, within the limit that the user has set oneDNN."""
     limit = host.isa_limit
-    if "amx_bf16" in host.cpu_flags and (limit in _UNLIMITED or "AMX" in limit):
-        return Kernels.AMX
-    known = limit in _UNLIMITED or limit in _WITHOUT_AMX
-    return Kernels.BF16 if "avx512_bf16" in host.cpu_flags and known else Kernels.OLDER
+    if not (limit in _UNLIMITED or limit in _WITHOUT_AMX or "AMX" in limit):
+        return Kernels.OLDER
+    if "amx_bf16" in host.cpu_flags:
+        return Kernels.AMX  # vLLM's own kernels for small layers do not heed the limit
+    return Kernels.BF16 if "avx512_bf16" in host.cpu_flags else Kernels.OLDER
 
 
 def two_rows(linear: Linear) -> Linear:
@@ -73,18 +74,29 @@ def two_rows(linear: Linear) -> Linear:
     return invariant
 
 
-def bounded(linear: Linear, most: int = 32) -> Linear:
-    """Return `linear` with two to `most` rows in each product."""
-    paired = two_rows(linear)
+def bounded(linear: Linear, least: int = 8, most: int = 32) -> Linear:
+    """Return `linear` with `least` to `most` rows in each product."""
+
+    def some(rows: Any, weight: Any, bias: Any) -> Any:
+        count, width = rows.shape
+        if count >= least:
+            return linear(rows, weight, bias)
+        padded = rows.new_zeros((least, width))
+        padded[:count] = rows
+        return linear(padded, weight, bias)[:count]
 
     def invariant(x: Any, weight: Any, bias: Any) -> Any:
         width = x.shape[-1]
-        if x.numel() <= most * width:
-            return paired(x, weight, bias)
-        import torch
+        count = x.numel() // width
+        if least <= count <= most:
+            return linear(x, weight, bias)
+        rows = x.reshape(count, width)
+        if count < least:
+            done = some(rows, weight, bias)
+        else:
+            import torch
 
-        parts = x.reshape(-1, width).split(most)
-        done = torch.cat([paired(part, weight, bias) for part in parts])
+            done = torch.cat([some(part, weight, bias) for part in rows.split(most)])
         return done.reshape(*x.shape[:-1], -1)
 
     return invariant
@@ -184,10 +196,10 @@ class TwoRows(_CpuRows):
 
 
 class Rows32(_CpuRows):
-    """For kernels that block a product by its rows once there are more than 32 (AMX)."""
+    """For AMX: kernels change below five rows, and block a product by its rows above 32."""
 
     name = "cpu-rows-32"
-    changes = "attention does not split the KV range, and a product has two to 32 rows"
+    changes = "attention does not split the KV range, and a product has eight to 32 rows"
     costs = "nothing while a batch decodes; prefills run in pieces"
 
     def refusal(self, host: Host) -> str:
@@ -197,7 +209,7 @@ class Rows32(_CpuRows):
         return "" if kernels_of(host) is Kernels.AMX else "it is for AMX kernels"
 
     def wrap(self, linear: Linear) -> Linear:
-        """Return `linear` with two to 32 rows in each product."""
+        """Return `linear` with eight to 32 rows in each product."""
         return bounded(linear)
 
 

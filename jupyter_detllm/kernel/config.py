@@ -45,6 +45,8 @@ class DetLLM(Configurable):
         """Return the settings of a session that names none."""
         from jupyter_detllm.kernel.settings import Settings
 
+        settings = Settings.initial().changed({"seed": self.seed})
+        if settings.level_asked:
+            return settings
         asked = self.level != DEFAULT_LEVEL or "level" in self.config.get("DetLLM", {})
-        given = {"seed": self.seed, "level": self.level, "level_asked": asked}
-        return Settings().changed(given)
+        return settings.changed({"level": self.level, "level_asked": asked})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from jupyter_detllm.core.fingerprint import FieldValue
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import LEVEL_VARIABLE, Level
 from jupyter_detllm.core.seeds import MAX_SEED
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, DEFAULT_SEED
@@ -37,6 +38,18 @@ class Settings:
     dtype: str = ""
     eager: bool = False
     level_asked: bool = field(default=False, compare=False)
+
+    @classmethod
+    def initial(cls) -> Settings:
+        """Return the settings of a session that names none.
+
+        Raises
+        ------
+        UsageError
+            When the environment names a level that does not exist.
+        """
+        recorded = os.environ.get(LEVEL_VARIABLE)
+        return cls().changed({"level": recorded}) if recorded else cls()
 
     def changed(self, values: Mapping[str, object]) -> Settings:
         """Return a copy with the values that are not None, checked.

@@ -37,12 +37,20 @@ def advice(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> str | None:
     return {
         Verdict.STALE: f"run the cell, then {command('stamp', path)}",
         Verdict.RECORDED: f"{command('rerun', path)} compares it with a fresh run",
-        Verdict.NOT_COMPARABLE: f"use the recorded model and level, or {_promote(path)}",
+        Verdict.NOT_COMPARABLE: f"{_recorded_side(cell)}, or {_promote(path)}",
     }.get(cell.verdict)
 
 
 def _promote(path: str) -> str:
     return f"{command('stamp --update all', path)} makes the present side the reference"
+
+
+def _recorded_side(cell: CellReport) -> str:
+    """Return how to run as recorded: the default level is not the same everywhere."""
+    recorded, actual = cell.view.reference, cell.view.actual
+    if recorded is not None and actual is not None and recorded.level is not actual.level:
+        return f"`%detllm --level {recorded.level}` in the notebook's first call"
+    return "use the recorded model and level"
 
 
 def _about_drift(cell: CellReport, path: str) -> str:

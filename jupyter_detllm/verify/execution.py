@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import tempfile
 from collections.abc import Callable, Mapping
@@ -12,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jupyter_detllm.core.notebook import JsonObject
+from jupyter_detllm.core.levels import LEVEL_VARIABLE
+from jupyter_detllm.core.notebook import JsonObject, read_notebook
 from jupyter_detllm.verify.kernels import (
     check_language,
     ended_how,
@@ -87,6 +89,7 @@ class _Run:
     log: Path
     options: ExecutionOptions
     say: Say
+    environ: Mapping[str, str]
     process: Any = None
     log_start: int = 0
     done: set[int] = field(default_factory=set)
@@ -139,7 +142,18 @@ def _prepare(
         allow_errors=False,
         log=quiet_logger(),
     )
-    return _Run(node, client, manager, log, options, say)
+    environ = {**os.environ, **_recorded_level(notebook)}
+    return _Run(node, client, manager, log, options, say, environ)
+
+
+def _recorded_level(notebook: JsonObject) -> dict[str, str]:
+    """Return the variable that makes the recorded level a session's default.
+
+    A notebook that names no level was recorded at what the default was there and then.
+    """
+    cells = read_notebook(notebook).cells
+    levels = {cell.reference.level for cell in cells if cell.reference is not None}
+    return {LEVEL_VARIABLE: levels.pop().value} if len(levels) == 1 else {}
 
 
 async def _execute(run: _Run, folder: Path) -> None:
@@ -160,7 +174,7 @@ async def _start(run: _Run, folder: Path) -> bool:
     with run.log.open("wb") as log:
         try:
             await run.client.async_start_new_kernel(
-                cwd=str(folder), stdout=log, stderr=log, stdin=None
+                cwd=str(folder), stdout=log, stderr=log, stdin=None, env=run.environ
             )
             run.process = getattr(run.manager.provisioner, "process", None)
             await run.client.async_start_new_kernel_client()

@@ -298,3 +298,20 @@ def test_what_is_no_notebook_starts_no_kernel(tmp_path: Path) -> None:
     report = rerun_paths([path, tmp_path / "gone.ipynb"], say=said.append)
     assert report.exit_code == 2
     assert said == []
+
+
+def test_a_notebook_that_names_no_level_is_rerun_at_its_recorded_one(tmp_path: Path) -> None:
+    """The default of today is not the default it was recorded at."""
+    path = tmp_path / "nb.ipynb"
+    old = USE if "--level" in USE else f"{USE} --level repeatable"
+    cells = [cell(source) for source in (LOAD, old, HAIKU)]
+    path.write_text(json.dumps(notebook(*cells), indent=1))
+    assert jupyter("rerun", "--save", "nb.ipynb", cwd=tmp_path).returncode == 3
+    assert jupyter("stamp", "nb.ipynb", cwd=tmp_path).returncode == 0
+    rewritten(path, c2=USE)
+    assert verdicts(rerun(path)) == [Verdict.MATCH]
+    # A line that names another level is obeyed, and not compared.
+    rewritten(path, c2=f"{USE} --level seeded")
+    report = rerun(path)
+    assert verdicts(report) == [Verdict.NOT_COMPARABLE]
+    assert reasons(report) == ["another level: seeded, recorded was repeatable"]

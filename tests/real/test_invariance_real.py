@@ -1,0 +1,92 @@
+"""The level `invariant` on the real engine: bits that no composition changes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_detllm.core.compare import compare_generations
+from jupyter_detllm.core.generation import Generation, GenerationRequest
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.promotion import Update, promote
+from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.engines.vllm_offline import VLLMOfflineEngine
+from jupyter_detllm.invariance.plan import Form, plan_test
+from jupyter_detllm.invariance.selftest import room_of, run_test
+from tests.builders import notebook, stamped_cell
+
+SCRIPT = Path(__file__).with_name("invariance_script.py")
+
+
+@pytest.fixture(scope="module")
+def found(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("invariant") / "found.json"
+    command = [sys.executable, str(SCRIPT), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    loaded: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return loaded
+
+
+def by_request(stamp: Stamp) -> Iterator[tuple[str, GenerationRequest, Generation]]:
+    for call in stamp.calls:
+        for generation in call.generations:
+            request = call.requests[generation.prompt_index]
+            yield f"{request.digest} {generation.completion_index}", request, generation
+
+
+def test_the_engine_computes_with_a_method_that_its_self_test_proved(found: dict[str, Any]) -> None:
+    stamp = read_stamp(found["stamps"]["together"])
+    assert stamp.level is Level.INVARIANT
+    assert found["method"].startswith("cpu-")
+    assert stamp.fingerprint is not None
+    assert stamp.fingerprint.numerics["engine.invariance"] == found["method"]
+    assert stamp.fingerprint.numerics["controls.VLLM_CPU_ATTN_SPLIT_KV"] == "0"
+    assert "completions bitwise equal" in stamp.self_test
+
+
+@pytest.mark.parametrize("composition", ["reversed", "beside", "alone"])
+def test_no_composition_changes_a_bit(found: dict[str, Any], composition: str) -> None:
+    together = read_stamp(found["stamps"]["together"])
+    made = found["stamps"][composition]
+    others = [read_stamp(item) for item in (made if isinstance(made, list) else [made])]
+    known = {key: item for stamp in others for key, _, item in by_request(stamp)}
+    expected = list(by_request(together))
+    assert len(expected) == 4
+    for key, request, generation in expected:
+        pair = compare_generations(request, generation, known[key])
+        assert pair.tokens_equal, f"{composition}: {pair.divergence}"
+        assert pair.evidence == "bitwise", f"{composition}: off by {pair.gap}"
+
+
+def test_without_its_method_the_level_is_refused(found: dict[str, Any]) -> None:
+    assert found["refused"].startswith("the level invariant does not hold on this engine (cpu-")
+    assert "--level repeatable" in found["refused"]
+
+
+def test_at_repeatable_the_same_test_finds_a_real_batch_effect(
+    vllm_engine: VLLMOfflineEngine,
+) -> None:
+    plan = plan_test(Form.SHORT, room_of(vllm_engine.fields()))
+    test = run_test(vllm_engine, plan, method=vllm_engine.method)
+    assert test.method == "off"
+    assert not test.held, "this machine shows no batch effect"
+
+
+def test_a_replay_in_another_composition_matches(found: dict[str, Any], tmp_path: Path) -> None:
+    """Two cells of four and two requests are sent again as one call of eight completions."""
+    stamps = [read_stamp(found["stamps"][name]) for name in ("together", "several")]
+    book, _ = promote(notebook(*(stamped_cell("", stamp) for stamp in stamps)), Update.NEW)
+    path = tmp_path / "nb.ipynb"
+    path.write_text(json.dumps(book))
+    argv = [sys.executable, "-m", "jupyter_detllm", "replay", str(path), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert json.loads(done.stdout)["verdicts"] == {"match": 2}
