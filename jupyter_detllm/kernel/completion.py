@@ -22,6 +22,7 @@ __all__ = ["candidates", "complete"]
 _LINE = re.compile(r"(?:\s*%?|.*?=\s*%)detllm\s+(.*)$", re.DOTALL)
 _CELL = re.compile(r"\s*%%detgen\s+([^\n]*)$")
 _POLICIES = ("tokens", "bitwise", "within(", "prefix(")
+_TYPES = ("float32", "bfloat16", "float16", "auto")
 _MOST_ENTRIES = 200
 
 
@@ -134,6 +135,7 @@ _POSITIONAL: Mapping[str, Callable[[Iterable[str]], list[str]]] = {
 }
 _OPTION_VALUES: Mapping[str, Callable[[Iterable[str]], list[str]]] = {
     "policy": lambda _: list(_POLICIES),
+    "dtype": lambda _: list(_TYPES),
     "emit": list,
     "forget": list,
     "model": _models,

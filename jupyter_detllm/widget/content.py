@@ -16,6 +16,7 @@ from jupyter_detllm.kernel.status import engine_line
 from jupyter_detllm.render.visible import clip, visible
 
 if TYPE_CHECKING:
+    from jupyter_detllm.invariance.selftest import Row
     from jupyter_detllm.kernel.ledger import Emitted
     from jupyter_detllm.kernel.session import Session
 
@@ -118,8 +119,18 @@ def _heading(session: Session) -> str:
 
 
 def _self_test(session: Session) -> tuple[str, ...]:
-    found = str(getattr(session.engine, "self_test", None) or "")
-    return tuple(_text(line) for line in found.splitlines() if line.strip())
+    """Return the method and what was found, then one line per composition."""
+    test = getattr(session.engine, "self_test", None)
+    if test is None:
+        return (_text(session.notice),) if session.notice else ()
+    method = getattr(session.engine, "method", "")
+    rows = [_composition(row) for row in getattr(test, "rows", ())]
+    return tuple(_text(line) for line in (f"{method}: {test}", *rows))
+
+
+def _composition(row: Row) -> str:
+    difference = f"; {row.first}" if row.first else ""
+    return f"{row.composition}: {row.bitwise} of {row.completions} equal{difference}"
 
 
 def _late(session: Session) -> tuple[str, ...]:

@@ -118,6 +118,7 @@ COMPLETIONS = {
     "%detllm bisect haiku --notebook ": {"here.ipynb"},
     "%detllm bisect haiku --model f": {"fake"},
     "%detllm use o": {"owner/name"},
+    "%detllm use demo --dtype b": {"bfloat16"},
     "%detllm use demo --max-model": {"--max-model-len"},
     "%detllm use fake --enable-p": {"--enable-prefix-caching"},
     "detllm rel": {"release"},

@@ -17,6 +17,8 @@ import pytest
 from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.fieldspec import Group
 from jupyter_detllm.core.levels import Level
+from jupyter_detllm.invariance.plan import Form
+from jupyter_detllm.invariance.selftest import Row, SelfTest
 from jupyter_detllm.kernel.ledger import Emitted
 from jupyter_detllm.kernel.live import RECORDED
 from jupyter_detllm.kernel.session import Session
@@ -83,13 +85,25 @@ def test_before_anything_it_says_how_to_begin() -> None:
 def test_self_test_results_stand_line_by_line(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session.engine, "self_test", None, raising=False)
     assert content_of(session).self_test == ()
-    monkeypatch.setattr(session.engine, "self_test", "held: alone\n\n<b>batched\x1b", raising=False)
+    rows = (Row("alone", 4, 4, 4), Row("<b>other\x1b", 4, 3, 2, first="token 3 of a"))
+    test = SelfTest("m", Form.SHORT, rows)
+    monkeypatch.setattr(session.engine, "self_test", test, raising=False)
     content = content_of(session)
-    assert content.self_test == ("held: alone", "<b>batched\\x1b")
-    assert "self-test    held: alone\n             <b>batched\\x1b\n" in panel_text(content)
-    assert "&lt;b&gt;batched" in panel_html(content)
+    _, *lines = content.self_test
+    assert content.self_test[0].endswith(
+        ": short self-test: 6 of 8 completions bitwise equal in 2 compositions"
+    )
+    assert lines == ["alone: 4 of 4 equal", "<b>other\\x1b: 2 of 4 equal; token 3 of a"]
+    assert "\n             alone: 4 of 4 equal\n             <b>other" in panel_text(content)
+    assert "&lt;b&gt;other" in panel_html(content)
+    monkeypatch.setattr(session.engine, "self_test", replace(test, cached=True))
+    assert content_of(session) == content
+
+
+def test_why_a_level_was_not_had_stands_in_place_of_a_self_test(session: Session) -> None:
+    session.notice = "no method is proven here"
+    assert content_of(session).self_test == ("no method is proven here",)
 
 
 def test_the_static_forms_are_stable_and_hold_everything(session: Session) -> None:
