@@ -193,7 +193,7 @@ def test_where_no_extension_answers_it_says_what_to_type(lab: Front, panel: Any)
     lab.evaluate("() => window.removeEventListener('detllm:command', window._deaf, true)")
 
 
-def test_static_makes_no_widget_and_survives_untrusted(lab: Front) -> None:
+def test_static_makes_no_widget(lab: Front) -> None:
     lab.server.write("static.ipynb", LOAD, USE, GEN, "%detllm show --static")
     lab.open("static.ipynb").run_all()
     outputs = lab.model()["cells"][3]["outputs"]
