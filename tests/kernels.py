@@ -153,11 +153,11 @@ class LiveKernel:
 
 
 @contextmanager
-def live_kernel() -> Iterator[LiveKernel]:
-    """Start a kernel and shut it down."""
+def live_kernel(name: str = "python3") -> Iterator[LiveKernel]:
+    """Start the kernel of that name and shut it down."""
     from jupyter_client.manager import start_new_kernel
 
-    manager, client = start_new_kernel(kernel_name="python3")
+    manager, client = start_new_kernel(kernel_name=name)
     try:
         yield LiveKernel(manager, client)
     finally:

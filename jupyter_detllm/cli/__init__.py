@@ -52,6 +52,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("strip", "remove stamps and references"),
     Command("show", "list the stamped cells of a notebook"),
     Command("fingerprint", "print the environment's fingerprint, or a notebook's"),
+    Command("kernel", "install, list or remove a kernel whose controls are set before Python"),
     Command("model", "fetch the demo model, list the models on this machine, digest one"),
 )
 _EPILOG = """exit codes:

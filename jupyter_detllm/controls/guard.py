@@ -42,7 +42,7 @@ from jupyter_detllm.probes.process import (
 __all__ = ["apply", "check_level", "kernel_environment", "observed_events"]
 
 _RESTART = "restart the kernel and run `%detllm` first"
-_BEFORE_PYTHON = "set it where Jupyter is started: `{assignment} jupyter lab`"
+_BEFORE_PYTHON = "run `jupyter detllm kernel install` once, and choose that kernel"
 
 
 def check_level(level: Level) -> None:
@@ -208,7 +208,7 @@ def _too_late_to_set(control: EnvControl, requested: str, process: ProcessView) 
         )
     way_out = _RESTART
     if control.precedes is Event.INTERPRETER_START:
-        way_out = _BEFORE_PYTHON.format(assignment=f"{name}={requested}")
+        way_out = _BEFORE_PYTHON
     reason = f"must be set before {control.precedes}: {way_out}"
     return ControlEntry(
         name, ControlState.LATE, requested, _shown(in_force), reason, by_user=theirs

@@ -45,7 +45,9 @@ class DetLLM(Configurable):
         """Return the settings of a session that names none."""
         from jupyter_detllm.kernel.settings import Settings
 
-        settings = Settings.initial().changed({"seed": self.seed})
+        settings = Settings.initial()
+        if self.seed != DEFAULT_SEED or "seed" in self.config.get("DetLLM", {}):
+            settings = settings.changed({"seed": self.seed})
         if settings.level_asked:
             return settings
         asked = self.level != DEFAULT_LEVEL or "level" in self.config.get("DetLLM", {})

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from jupyter_detllm.controls.kernel_mark import kernel_mark
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import LEVEL_VARIABLE, Level
 from jupyter_detllm.core.seeds import MAX_SEED
@@ -43,13 +44,16 @@ class Settings:
     def initial(cls) -> Settings:
         """Return the settings of a session that names none.
 
+        A kernelspec of ours may name them; a rerun's level comes before its level.
+
         Raises
         ------
         UsageError
             When the environment names a level that does not exist.
         """
-        recorded = os.environ.get(LEVEL_VARIABLE)
-        return cls().changed({"level": recorded}) if recorded else cls()
+        mark = kernel_mark(os.environ)
+        level, seed = (mark.level, mark.seed) if mark else (None, None)
+        return cls().changed({"level": os.environ.get(LEVEL_VARIABLE) or level, "seed": seed})
 
     def changed(self, values: Mapping[str, object]) -> Settings:
         """Return a copy with the values that are not None, checked.

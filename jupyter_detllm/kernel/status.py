@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jupyter_detllm.controls.kernel_mark import kernel_mark
 from jupyter_detllm.engines.base import ShutdownReport
 from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, FALLBACK_LEVEL
 from jupyter_detllm.kernel.ledger import Ledger
@@ -78,6 +80,14 @@ def engine_text(session: Session) -> str:
     return "\n".join(lines)
 
 
+def _kernelspec(environ: Mapping[str, str]) -> list[str]:
+    """Say that the kernel runs in a kernelspec of ours, and what that set before Python."""
+    mark = kernel_mark(environ)
+    if mark is None:
+        return []
+    return [f"kernel   {mark.name}: its kernelspec sets the controls before Python starts"]
+
+
 def _self_test(session: Session) -> list[str]:
     test = getattr(session.engine, "self_test", None)
     if test is None:
@@ -96,6 +106,7 @@ def status_text(session: Session) -> str:
     if session.seeds is not None:
         lines.append(f"streams  {_seeds(session.seeds)}")
     lines.append(f"engine   {engine_line(session).removeprefix('engine').lstrip(': ')}")
+    lines += _kernelspec(os.environ)
     lines += _self_test(session)
     log = getattr(session.engine, "log_path", None)
     if log:

@@ -265,7 +265,7 @@ def test_the_hash_seed_of_this_interpreter_cannot_be_set_any_more() -> None:
     entry = entry_of(report, "PYTHONHASHSEED")
     if sys.flags.hash_randomization:
         assert entry.state is ControlState.LATE
-        assert "`PYTHONHASHSEED=0 jupyter lab`" in entry.reason
+        assert "`jupyter detllm kernel install`" in entry.reason
     else:
         assert entry.effective == "0"
 

@@ -1,0 +1,106 @@
+"""``jupyter detllm kernel``: a kernelspec in which no control is ever too late."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from jupyter_detllm.cli._output import write, write_json
+from jupyter_detllm.core.levels import Level
+
+__all__ = ["HELP", "NAME", "configure", "run"]
+
+NAME = "kernel"
+HELP = "install, list or remove a kernel whose controls are set before Python"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs ``install``, ``list`` and ``remove``."""
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    install = verbs.add_parser("install", help="install a kernel for the Python that runs this")
+    install.add_argument("--name", default="detllm", metavar="NAME", help="default: detllm")
+    install.add_argument(
+        "--level",
+        choices=[level.value for level in Level],
+        metavar="LEVEL",
+        help=f"{', '.join(Level)}; without it sessions have the default",
+    )
+    install.add_argument(
+        "--seed", type=int, metavar="N", help="root seed of its sessions, 0 to 2**63 - 1"
+    )
+    place = install.add_mutually_exclusive_group()
+    place.add_argument(
+        "--sys-prefix", action="store_true", help="into this Python's environment (the default)"
+    )
+    place.add_argument("--user", action="store_true", help="for every Jupyter of this user")
+    place.add_argument("--prefix", metavar="FOLDER", help="into another environment")
+    listing = verbs.add_parser("list", help="list the kernels installed by this command")
+    remove = verbs.add_parser("remove", help="remove one of them; no other kernel is touched")
+    remove.add_argument("name", metavar="NAME", help="as `list` shows it")
+    for verb in (install, listing, remove):
+        verb.add_argument("--json", action="store_true", help="print JSON on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one verb; 0 unless a mistake was raised."""
+    return {"install": _install, "list": _list, "remove": _remove}[args.verb](args)
+
+
+def _install(args: argparse.Namespace) -> int:
+    from jupyter_detllm.export.kernelspec import (
+        Place,
+        install_kernel,
+        kernel_folders,
+        kernelspec,
+    )
+
+    level = Level(args.level) if args.level else None
+    spec = kernelspec(args.name, level=level, seed=args.seed)
+    place = Place.USER if args.user else Path(args.prefix) if args.prefix else Place.SYS_PREFIX
+    found = install_kernel(spec, args.name, place)
+    if args.json:
+        write_json(found.to_json())
+        return 0
+    lines = [f"kernel {found.name}: {found.folder}"]
+    lines += [f"  {name}={value}" for name, value in _controls(found.environ)]
+    if found.folder.parent not in kernel_folders():
+        lines.append("  this Python's Jupyter does not look there; that of the prefix does")
+    lines.append(f"choose it in Jupyter; on the command line: rerun --kernel {found.name}")
+    write("\n".join(lines))
+    return 0
+
+
+def _controls(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the variables that are controls, without those that are marks of ours."""
+    from jupyter_detllm.controls.environ import ENV_CONTROLS
+
+    known = {control.name for control in ENV_CONTROLS}
+    return [(name, value) for name, value in environ.items() if name in known]
+
+
+def _list(args: argparse.Namespace) -> int:
+    from jupyter_detllm.export.kernelspec import find_kernels
+
+    found = find_kernels()
+    if args.json:
+        write_json({"kernels": [kernel.to_json() for kernel in found]})
+        return 0
+    for kernel in found:
+        level = kernel.level or "default level"
+        seed = "default seed" if kernel.seed is None else f"seed {kernel.seed}"
+        write(f"{kernel.name:<20} {level}, {seed}  {kernel.python}  ({kernel.folder})")
+    if not found:
+        write("none is installed. Try: jupyter detllm kernel install")
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    from jupyter_detllm.export.kernelspec import remove_kernel
+
+    removed = remove_kernel(args.name)
+    if args.json:
+        write_json({"removed": [str(kernel.folder) for kernel in removed]})
+    for kernel in [] if args.json else removed:
+        write(f"removed {kernel.folder}")
+    return 0
