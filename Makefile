@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-unit test-real test-full setup clean
+.PHONY: help demo test lint test-unit test-real test-ui test-full setup clean
 
 # The first interpreter that is new enough and can create environments.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -28,7 +28,8 @@ help:
 	@echo 'make lint       ruff, mypy --strict, import contracts, docstrings'
 	@echo 'make test-unit  tests without an engine'
 	@echo 'make test-real  tests with the real engine'
-	@echo 'make test-full  make test with coverage and the slow tests'
+	@echo 'make test-ui    tests in JupyterLab and Notebook 7, in a browser'
+	@echo 'make test-full  make test with coverage and the slow tests, older JupyterLabs included'
 	@echo 'make clean      remove the environment and every build product'
 
 setup:
@@ -51,10 +52,13 @@ test-unit: setup
 test-real: setup
 	@$(STAGES) real
 
+test-ui: setup
+	@$(STAGES) ui
+
 test-full: setup
 	@$(STAGES) lint full
 
 clean:
-	rm -rf .venv .venv-home build dist .coverage .coverage.* htmlcov .hypothesis \
+	rm -rf .venv .venv-home .venv-labs build dist .coverage .coverage.* htmlcov .hypothesis \
 		.import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

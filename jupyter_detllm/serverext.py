@@ -61,6 +61,13 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 def _load_jupyter_server_extension(serverapp: Any) -> None:
     settings = DetLLMServer(parent=serverapp)
-    if settings.stamp_on_save != _OFF:
-        hook = pre_save_hook(Update(settings.stamp_on_save), serverapp.log.warning)
+    if settings.stamp_on_save == _OFF:
+        return
+    hook = pre_save_hook(Update(settings.stamp_on_save), serverapp.log.warning)
+
+    def register() -> None:
         serverapp.contents_manager.register_pre_save_hook(hook)
+
+    # An extension that is loaded later may bring another contents manager (Jupytext does):
+    # the one in use is known when the loop runs.
+    serverapp.io_loop.add_callback(register)

@@ -45,6 +45,19 @@ def _engine_tests(*arguments: str) -> Stage:
     )
 
 
+def _browser_tests(*arguments: str) -> tuple[Stage, ...]:
+    """Return the stages of the browser tests; without a browser they fail, and do not run."""
+    tests = (*_PYTEST, *_SERIAL, *arguments, *_existing(("tests/ui",)))
+    return (
+        Stage("chromium", ("-m", "tools.chromium")),
+        Stage("tests in the browser", tests),
+    )
+
+
+def _labs() -> Stage:
+    return Stage("older JupyterLabs", ("-m", "tools.lab_envs"))
+
+
 def _lint() -> tuple[Stage, ...]:
     sources = _existing(_SOURCES)
     return (
@@ -63,8 +76,9 @@ STAGES: Mapping[str, tuple[Stage, ...]] = {
     "lint": _lint(),
     "unit": (_tests(*_QUICK),),
     "real": (_engine_tests(),),
-    "tests": (_tests(*_QUICK), _engine_tests(*_QUICK)),
-    "full": (_tests(), _engine_tests()),
+    "ui": _browser_tests(*_QUICK),
+    "tests": (_tests(*_QUICK), _engine_tests(*_QUICK), *_browser_tests(*_QUICK)),
+    "full": (_tests(), _engine_tests(), _labs(), *_browser_tests()),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.ui.lab import Front, Missing, Server, chromium
+from tests.ui.lab import Front, MissingError, Server, chromium
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     try:
         with chromium(tmp_path_factory.mktemp("chromium")) as found:
             yield found
-    except Missing as error:
+    except MissingError as error:
         pytest.fail(f"the browser tests did not run: {error}", pytrace=False)
 
 

@@ -16,8 +16,8 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,17 @@ from tests.builders import cell as code_cell
 from tests.builders import notebook
 from tests.conftest import ORIGINAL_ENVIRONMENT
 
-__all__ = ["CHROMIUM", "FLAGS", "LOAD", "USE", "Front", "Missing", "Server", "chromium", "drift"]
+__all__ = [
+    "CHROMIUM",
+    "FLAGS",
+    "LOAD",
+    "USE",
+    "Front",
+    "MissingError",
+    "Server",
+    "chromium",
+    "drift",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = Path("/usr/bin/chromium")
@@ -40,6 +50,7 @@ FLAGS = (
 )
 LOAD = "%load_ext jupyter_detllm"
 USE = "%detllm use fake"
+PLUGIN = "jupyter-detllm:plugin"
 _START = 60.0
 Book = dict[str, Any]
 
@@ -49,7 +60,7 @@ def drift(field: str = "engine.dtype=float32") -> str:
     return f"%detllm release\n%detllm use fake drift_salt=other --drift-field {field}"
 
 
-class Missing(Exception):
+class MissingError(Exception):
     """What the browser tests need and this machine lacks: a failure, never a skip."""
 
 
@@ -146,23 +157,30 @@ class Server:
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
                 break
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, HTTPException):
                 self.get("/api/status")
                 return
             time.sleep(0.1)
         self.__exit__()
-        raise Missing(f"the {self.app} server did not start: {self.log()[-2000:]}")
+        raise MissingError(f"the {self.app} server did not start: {self.log()[-2000:]}")
 
     def log(self) -> str:
         """Return what the server has written so far."""
         return (self._folder / "server.log").read_text(errors="replace")
 
-    def get(self, path: str, method: str = "GET") -> bytes:
+    def get(self, path: str, method: str = "GET", body: str | None = None) -> bytes:
         """Ask the server."""
-        request = urllib.request.Request(f"{self.url}{path}", method=method)
-        with urllib.request.urlopen(request, timeout=10) as reply:
-            found: bytes = reply.read()
-        return found
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=10)
+        try:
+            connection.request(method, path, body)
+            return connection.getresponse().read()
+        finally:
+            connection.close()
+
+    def set_policy(self, policy: str | None) -> None:
+        """Set or reset `stampPolicy`; a page that is loaded afterwards follows it."""
+        raw = json.dumps({"stampPolicy": policy} if policy else {})
+        self.get(f"/{self.app}/api/settings/{PLUGIN}", "PUT", json.dumps({"raw": raw}))
 
     def stop_kernels(self) -> None:
         """Shut down every kernel."""
@@ -226,7 +244,7 @@ _METADATA = {
 def chromium(folder: Path) -> Iterator[Any]:
     """Start a browser with a fresh profile and return its context."""
     if not CHROMIUM.exists():
-        raise Missing("Chromium is not installed: apt-get install chromium (as root)")
+        raise MissingError("Chromium is not installed: apt-get install chromium (as root)")
     from playwright.sync_api import sync_playwright
 
     profile = folder / "profile"
@@ -407,8 +425,14 @@ class Front:
 
     def core(self, function: str, argument: Any = None) -> Any:
         """Call ``(core, argument) => ...`` with the extension's pure part."""
-        script = f"async argument => {{ const m = await {_MODULE}; return ({function})(m.core, argument); }}"
+        script = f"async argument => ({function})((await {_MODULE}).core, argument)"
         return self.evaluate(script, argument)
+
+    def times(self) -> dict[str, list[float]]:
+        """Return the milliseconds that the extension has spent, by kind of work."""
+        stamper = f"(await {_MODULE}).stampers.get({_CURRENT}.context)"
+        found: dict[str, list[float]] = self.evaluate(f"async () => {stamper}.times")
+        return found
 
     def edit(self, index: int, source: str) -> None:
         """Replace a cell's source."""

@@ -21,6 +21,7 @@ ONE = "%%detgen one --max-tokens 10\nWrite one."
 TWO = "%%detgen two --max-tokens 10\nWrite two."
 CELLS = (LOAD, USE, ONE, TWO)
 CURRENT = "window.jupyterapp.shell.currentWidget"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def keys(book: Book) -> list[bool]:

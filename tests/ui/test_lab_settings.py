@@ -1,0 +1,125 @@
+"""The setting `stampPolicy`, the server extension, and a notebook that cannot be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_detllm.core.notebook import KEY
+from tests.ui.lab import Front, Server, drift
+from tests.ui.test_lab import CELLS, CURRENT, ROOT, assert_as_python_stamps, keys, reference
+
+
+@pytest.fixture
+def fresh(context: Any, lab_server: Server) -> Iterator[Front]:
+    """Give a page of its own, which reads the settings anew."""
+    front = Front(context, lab_server)
+    yield front
+    lab_server.set_policy(None)
+    front.quit()
+    lab_server.stop_kernels()
+
+
+def test_off_writes_nothing_until_a_command_does(fresh: Front) -> None:
+    fresh.server.set_policy("off")
+    fresh.server.write("off.ipynb", *CELLS)
+    fresh.open("off.ipynb")
+    fresh.run_all()
+    assert keys(fresh.save()) == [False] * 4
+    assert fresh.state()["text"] == "not stamped: stamps in 2 cells not in the metadata"
+    fresh.command("detllm:stamp-all")
+    assert keys(fresh.save()) == [False, False, True, True]
+    fresh.edit(1, drift())
+    fresh.run_all()
+    fresh.command("detllm:stamp-all")
+    assert fresh.state()["verdicts"] == ["drift", "drift"]
+
+
+def test_all_follows_every_generation_and_keeps_the_previous(fresh: Front) -> None:
+    fresh.server.set_policy("all")
+    fresh.server.write("all.ipynb", *CELLS)
+    fresh.open("all.ipynb")
+    fresh.run_all()
+    before = fresh.save()
+    fresh.edit(1, drift())
+    fresh.run_all()
+    after = fresh.save()
+    assert fresh.state()["verdicts"] == ["recorded", "recorded"]
+    assert after["cells"][2]["metadata"][KEY]["previous"] == reference(before, 2)
+    assert_as_python_stamps(fresh)
+
+
+def test_the_server_stamps_where_no_front_end_does(context: Any, tmp_path: Path) -> None:
+    options = (
+        "--ServerApp.jpserver_extensions={'jupyter_detllm.serverext': True}",
+        "--DetLLMServer.stamp_on_save=new",
+    )
+    with Server(tmp_path, options=options, extension=False) as server:
+        front = Front(context, server)
+        try:
+            server.write("hook.ipynb", *CELLS)
+            front.open("hook.ipynb")
+            assert front.status() == []
+            front.run_all()
+            assert keys(front.save()) == [False, False, True, True]
+            assert_as_python_stamps(front)
+            # What the server added is no change that the page must be asked about.
+            front.evaluate(f"() => {CURRENT}.context.save()")
+            front.page.wait_for_timeout(500)
+            assert front.page.locator(".jp-Dialog").count() == 0
+            assert keys(server.read("hook.ipynb")) == [False, False, True, True]
+        finally:
+            front.quit()
+
+
+def test_a_read_only_notebook_is_left_alone_and_its_copy_is_stamped(
+    context: Any, tmp_path: Path
+) -> None:
+    module = tmp_path / "modules"
+    module.mkdir()
+    (module / "readonly.py").write_text(_READ_ONLY)
+    options = ("--ServerApp.contents_manager_class=readonly.Contents",)
+    environment = {"PYTHONPATH": f"{module}:{ROOT}"}
+    with Server(tmp_path, options=options, environment=environment) as server:
+        front = Front(context, server)
+        try:
+            original = server.write("locked.ipynb", *CELLS).read_bytes()
+            front.open("locked.ipynb")
+            front.run_all()
+            assert front.state()["text"] == "stamped, 2 cells"
+            front.command("docmanager:save")
+            front.page.wait_for_timeout(800)
+            assert (server.root / "locked.ipynb").read_bytes() == original
+            front.evaluate("() => { window.jupyterapp.commands.execute('docmanager:save-as'); }")
+            front.page.locator(".jp-Dialog input").fill("copy.ipynb")
+            front.page.locator(".jp-Dialog .jp-mod-accept").click()
+            front.wait(f"() => {CURRENT}.context.path === 'copy.ipynb'")
+            front.page.wait_for_timeout(500)
+            assert keys(server.read("copy.ipynb")) == [False, False, True, True]
+            assert (server.root / "locked.ipynb").read_bytes() == original
+        finally:
+            front.quit()
+
+
+_READ_ONLY = '''
+from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+from tornado.web import HTTPError
+
+
+class Contents(AsyncLargeFileManager):
+    """Files named locked can be read only; root may write whatever its mode says."""
+
+    async def get(self, path, *args, **kwargs):
+        model = await super().get(path, *args, **kwargs)
+        if "locked" in path:
+            model["writable"] = False
+        return model
+
+    async def save(self, model, path=""):
+        if "locked" in path:
+            raise HTTPError(403, "read-only")
+        return await super().save(model, path)
+'''

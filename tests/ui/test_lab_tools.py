@@ -1,0 +1,98 @@
+"""A notebook stamped in JupyterLab, after a tool had it, in JupyterLab again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_detllm.core.notebook import KEY
+from tests.ui.lab import Front
+from tests.ui.test_lab import CELLS, verdicts
+
+Book = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def stamped(lab_page: Front) -> Book:
+    """Run, stamp and save a notebook in JupyterLab, once."""
+    lab_page.server.write("stamped.ipynb", *CELLS)
+    lab_page.open("stamped.ipynb")
+    lab_page.run_all()
+    book = lab_page.save()
+    lab_page.close()
+    lab_page.server.stop_kernels()
+    assert verdicts(book) == ["recorded", "recorded"]
+    return book
+
+
+def tool(path: Path, *argv: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *argv], cwd=path.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def nbstripout(path: Path) -> None:
+    tool(path, "nbstripout", path.name)
+
+
+def nbconvert(path: Path) -> None:
+    tool(path, "nbconvert", "--to", "notebook", "--inplace", path.name)
+
+
+def nbconvert_clear(path: Path) -> None:
+    tool(path, "nbconvert", "--clear-output", "--inplace", path.name)
+
+
+def nbconvert_execute(path: Path) -> None:
+    tool(path, "nbconvert", "--to", "notebook", "--execute", "--inplace", path.name)
+
+
+def papermill(path: Path) -> None:
+    tool(path, "papermill", "-k", "python3", "--no-progress-bar", path.name, "done.ipynb")
+    path.write_bytes(path.with_name("done.ipynb").read_bytes())
+
+
+def jupytext_update(path: Path) -> None:
+    tool(path, "jupytext", "--to", "py:percent", path.name)
+    tool(path, "jupytext", "--to", "ipynb", "--update", path.with_suffix(".py").name)
+
+
+def jupytext_anew(path: Path) -> None:
+    tool(path, "jupytext", "--to", "py:percent", path.name)
+    path.unlink()
+    tool(path, "jupytext", "--to", "ipynb", path.with_suffix(".py").name)
+
+
+GREEN = ("verified", "verified 2 of 2", ["match", "match"])
+RECORDED = ("stamped", "stamped, 2 cells", ["recorded", "recorded"])
+CLEARED = ("partly", "nothing to compare in 2 cells", ["unstamped", "unstamped"])
+ROUTES: dict[Callable[[Path], None], tuple[str, str, list[str]]] = {
+    nbstripout: CLEARED,
+    nbconvert: RECORDED,
+    nbconvert_clear: CLEARED,
+    nbconvert_execute: GREEN,
+    papermill: GREEN,
+    jupytext_update: RECORDED,
+    jupytext_anew: CLEARED,
+}
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: str(route.__name__))
+def test_after(route: Callable[[Path], None], stamped: Book, lab: Front) -> None:
+    name = f"{route.__name__}.ipynb"
+    path = lab.server.write(name, book=json.loads(json.dumps(stamped)))
+    route(path)
+    lab.open(name, kernel=False)
+    lab.settle()
+    state = lab.state()
+    assert (state["state"], state["text"], state["verdicts"]) == ROUTES[route]
+    found = [c["metadata"].get(KEY, {}).get("reference") for c in lab.model()["cells"]]
+    expected = [c["metadata"].get(KEY, {}).get("reference") for c in stamped["cells"]]
+    assert found == expected

@@ -1,0 +1,79 @@
+"""The core scenarios in Notebook 7."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jupyter_detllm.core.notebook import KEY
+from tests.ui.lab import LOAD, USE, Front, Server, drift
+from tests.ui.test_lab import CELLS, ONE, assert_as_python_stamps, keys, reference
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("notebook"), "notebook") as found:
+        yield found
+
+
+@pytest.fixture
+def front(context: Any, server: Server) -> Iterator[Front]:
+    found = Front(context, server)
+    yield found
+    found.quit()
+    server.stop_kernels()
+
+
+def test_run_save_reopen_rerun(front: Front) -> None:
+    front.server.write("a.ipynb", *CELLS)
+    front.open("a.ipynb")
+    assert front.status() == ["detllm: not stamped"]
+    assert not front.model()["dirty"]
+    front.run_all()
+    book = front.save()
+    assert keys(book) == [False, False, True, True]
+    assert front.status() == ["detllm: stamped, 2 cells"]
+    assert_as_python_stamps(front)
+    front.open("a.ipynb")
+    front.settle()
+    assert not front.model()["dirty"]
+    front.run_all()
+    assert front.status() == ["detllm: verified 2 of 2"]
+    assert front.state()["state"] == "verified"
+    assert front.save()["metadata"] == book["metadata"]
+
+
+def test_drift_panel_and_accept(front: Front) -> None:
+    front.server.write("b.ipynb", *CELLS)
+    front.open("b.ipynb")
+    front.run_all()
+    before = front.save()
+    front.edit(1, drift())
+    front.run_all()
+    assert front.status() == ["detllm: drift in 2 cells"]
+    assert reference(front.save(), 2) == reference(before, 2)
+    front.page.locator(".jp-detllm-status").click()
+    panel = front.page.locator("#detllm-panel")
+    panel.wait_for()
+    assert "engine.dtype: bfloat16 -> float32" in panel.inner_text()
+    panel.get_by_role("button", name="Accept the new generation of cell 3 (one)").click()
+    panel.get_by_role("button", name="cell 4 (two)", exact=True).click()
+    assert front.status() == ["detllm: drift in 1 cell"]
+    panel.get_by_role("button", name="Accept all").click()
+    assert front.status() == ["detllm: stamped, 2 cells"]
+    after = front.save()
+    assert after["cells"][2]["metadata"][KEY]["previous"] == reference(before, 2)
+    assert_as_python_stamps(front)
+
+
+def test_cleared_outputs_are_not_green(front: Front) -> None:
+    front.server.write("c.ipynb", LOAD, USE, ONE)
+    front.open("c.ipynb")
+    front.run_all()
+    front.save()
+    front.command("notebook:clear-all-cell-outputs")
+    front.settle()
+    assert KEY in front.save()["cells"][2]["metadata"]
+    assert front.state()["state"] == "partly"
