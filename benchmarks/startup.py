@@ -65,7 +65,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = {
             "load_ext": load_ext(args.runs),
-            "check_100_cells": check(args.runs, Path(folder)),
+            "check_100_cells": whole_process("check", args.runs, Path(folder)),
+            "compare_100_cells": whole_process("compare", args.runs, Path(folder)),
             "fingerprint": fingerprint(args.runs),
         }
     result = {
@@ -89,24 +90,26 @@ def load_ext(runs: int) -> dict[str, Any]:
     return _against_budget(over["median"], 15.0, "ms", ours=ours, bare=bare, over=over)
 
 
-def check(runs: int, folder: Path) -> dict[str, Any]:
-    """Time `check` on 100 stamped cells as a whole process, against a bare interpreter."""
-    path = folder / "hundred.ipynb"
-    path.write_text(json.dumps(hundred_cells(), indent=1), encoding="utf-8")
+def whole_process(verb: str, runs: int, folder: Path) -> dict[str, Any]:
+    """Time `check` of 100 stamped cells, or `compare` of two such notebooks, as processes."""
+    paths = [folder / f"{name}.ipynb" for name in ("left", "right")[: 1 + (verb == "compare")]]
+    for path in paths:
+        path.write_text(json.dumps(hundred_cells(), indent=1), encoding="utf-8")
     scripts = Path(sys.executable).parent
     commands = {
         "bare": [sys.executable, "-c", "pass"],
-        "python -m jupyter_detllm check": [sys.executable, "-m", "jupyter_detllm", "check"],
-        "jupyter detllm check": [str(scripts / "jupyter"), "detllm", "check"],
+        f"python -m jupyter_detllm {verb}": [sys.executable, "-m", "jupyter_detllm", verb],
+        f"jupyter detllm {verb}": [str(scripts / "jupyter"), "detllm", verb],
     }
-    commands = {k: [*c, str(path)] if k != "bare" else c for k, c in commands.items()}
+    files = [str(path) for path in paths]
+    commands = {k: [*c, *files] if k != "bare" else c for k, c in commands.items()}
     times: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(runs):
         for name, command in commands.items():
             times[name].append(_wall(command))
     summaries = {name: _summary(values) for name, values in times.items()}
-    median = summaries["jupyter detllm check"]["median"]
-    size = round(path.stat().st_size / 1e6, 2)
+    median = summaries[f"jupyter detllm {verb}"]["median"]
+    size = round(paths[0].stat().st_size / 1e6, 2)
     return _against_budget(
         median, 500.0, "ms", cells=CELLS, tokens_per_cell=TOKENS, notebook_mb=size, **summaries
     )

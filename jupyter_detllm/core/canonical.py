@@ -17,6 +17,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -43,6 +44,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 MAX_SAFE_INTEGER = 2**53 - 1
 _MAX_DEPTH = 64
 _MAX_BITS = 4096
+_HIGH = re.compile("[\ue000-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,7 @@ def canonical_bytes(value: object) -> bytes:
     # Without floats, JSON as C writes it is RFC 8785 but for one thing: keys are sorted by
     # code point, not by UTF-16 unit. Below U+E000 the two orders are one.
     text = json.dumps(encoded, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    if text.isascii() or max(text) < "\ue000" or _has_ascii_keys(encoded):
+    if text.isascii() or not _HIGH.search(text) or _has_ascii_keys(encoded):
         return text.encode("utf-8")
     return rfc8785.dumps(encoded)
 

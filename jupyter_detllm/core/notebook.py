@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from jupyter_detllm.core.canonical import brief
+from jupyter_detllm.core.cellview import CellView, JsonObject, NotebookView, Which
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.magicline import line_name, line_option, magic_line
 from jupyter_detllm.core.outline import MAX_OURS, Kept
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.showing import still_shown
 from jupyter_detllm.core.stamp import Stamp, source_digest
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp_reader import SeenFingerprints, read_stamp
 from jupyter_detllm.core.verdict import Facts, Outcome, decide, facts_of
 from jupyter_detllm.errors import CanonicalError, NotebookError, StampError, UsageError
 
@@ -27,7 +28,9 @@ __all__ = [
     "RUN_KEY",
     "SKIP_TAG",
     "CellView",
+    "JsonObject",
     "NotebookView",
+    "Which",
     "check_cell",
     "check_format",
     "read_notebook",
@@ -40,64 +43,16 @@ NOTEBOOK_SCHEMA = "detllm.notebook/1"
 SKIP_TAG = "detllm-skip"
 _POLICY_TAG = "detllm-policy-"
 
-JsonObject: TypeAlias = dict[str, Any]
 
-
-@dataclass(frozen=True, slots=True)
-class CellView:
-    """A code cell that generates, or carries a stamp or a reference.
-
-    Attributes
-    ----------
-    number
-        Position in the notebook, from 1, counting all cells.
-    cell_id, name, source
-        Id ("" if none), name ("" if unnamed), source text.
-    skipped
-        Whether the cell is tagged `detllm-skip`.
-    policy
-        Policy of the cell's tag or magic line, or None.
-    actual, reference, previous
-        The stamps, None where absent.
-    actual_json, reference_json
-        The same as stored.
-    same_run
-        Whether the output is the run that was promoted.
-    problems
-        What could not be read, one line each.
-    """
-
-    number: int
-    cell_id: str
-    name: str
-    source: str
-    skipped: bool = False
-    policy: Policy | None = None
-    actual: Stamp | None = None
-    reference: Stamp | None = None
-    previous: Stamp | None = None
-    actual_json: JsonObject | None = None
-    reference_json: JsonObject | None = None
-    same_run: bool = False
-    problems: tuple[str, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """Name for people: ``cell 3 (haiku)``."""
-        return f"cell {self.number} ({self.name})" if self.name else f"cell {self.number}"
-
-
-@dataclass(frozen=True, slots=True)
-class NotebookView:
-    """The stamped cells of a notebook and its shared fingerprints by digest."""
-
-    cells: tuple[CellView, ...]
-    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-
-
-def read_notebook(notebook: Mapping[str, Any]) -> NotebookView:
+def read_notebook(notebook: Mapping[str, Any], which: Which = Which.BOTH) -> NotebookView:
     """Return the cells of a notebook that generate or carry stamps.
+
+    Parameters
+    ----------
+    notebook
+        The dict of its JSON.
+    which
+        The stamps that are read; each costs a recomputation of its digests.
 
     Raises
     ------
@@ -107,12 +62,12 @@ def read_notebook(notebook: Mapping[str, Any]) -> NotebookView:
     check_format(notebook)
     fingerprints, problems = _fingerprints(notebook)
     cells = []
-    names: dict[str, int] = {}
+    context = _Context(fingerprints, which)
     for number, cell in enumerate(notebook["cells"], start=1):
         if not isinstance(cell, dict):
             raise NotebookError(f"cell {number} is not an object", expected="a notebook")
         if cell.get("cell_type") == "code":
-            view = _cell(number, cell, fingerprints, names)
+            view = _cell(number, cell, context)
             if view is not None:
                 cells.append(view)
     return NotebookView(tuple(cells), fingerprints, tuple(problems))
@@ -175,12 +130,30 @@ def _text(value: object) -> str | None:
     return value
 
 
-def _cell(
-    number: int,
-    cell: JsonObject,
-    fingerprints: Mapping[str, Fingerprint],
-    names: dict[str, int],
-) -> CellView | None:
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What the cells of one notebook share."""
+
+    fingerprints: Mapping[str, Fingerprint]
+    which: Which
+    names: dict[str, int] = field(default_factory=dict)
+    seen: SeenFingerprints = field(default_factory=dict)
+
+    def read(self, data: object, where: str, problems: list[str]) -> Stamp | None:
+        """Return a stored stamp or reference; note why it cannot be read."""
+        if data is None:
+            return None
+        if isinstance(data, Kept):
+            problems.append(f"{where} is larger than {MAX_OURS // 1_000_000} MB and was not read")
+            return None
+        try:
+            return read_stamp(data, self.fingerprints, where, self.seen)
+        except StampError as error:
+            problems.append(str(error))
+            return None
+
+
+def _cell(number: int, cell: JsonObject, context: _Context) -> CellView | None:
     meta = _mapping(_mapping(cell.get("metadata")).get(KEY))
     problems = _schema_problems(meta, CELL_SCHEMA, "cell")
     source = _text(cell.get("source"))
@@ -192,14 +165,18 @@ def _cell(
     if line is None and stamped is None and not meta:
         return None
     tags = _tags(cell)
-    actual = _read(stamped, {}, "the output's stamp", problems)
+    which = context.which
+    read = stamped if which is not Which.REFERENCE else None
+    actual = context.read(read, "the output's stamp", problems)
     # A name may stand after options, which only the magic knows to tell apart.
     name = line_name(line or "") or (actual.name if line is not None and actual else "")
-    if name and names.setdefault(name, number) != number:
-        problems.append(f"the name {name!r} is already used by cell {names[name]}")
+    if name and context.names.setdefault(name, number) != number:
+        problems.append(f"the name {name!r} is already used by cell {context.names[name]}")
     if line is not None and actual is not None and not still_shown(actual, _shown_texts(cell)):
         problems.append("the text that the output shows is not the stamped one: run the cell again")
     reference_json = meta.get("reference")
+    before = meta.get("previous") if which is Which.BOTH else None
+    wanted = which in (Which.BOTH, Which.REFERENCE) or (which is Which.ONE and actual is None)
     return CellView(
         number=number,
         cell_id=cell_id[:64] if isinstance(cell_id := cell.get("id"), str) else "",
@@ -208,28 +185,15 @@ def _cell(
         skipped=SKIP_TAG in tags,
         policy=_policy(tags, line or "", problems),
         actual=actual,
-        reference=_read(reference_json, fingerprints, "the cell's reference", problems),
-        previous=_read(meta.get("previous"), fingerprints, "the previous reference", []),
+        reference=context.read(
+            reference_json if wanted else None, "the cell's reference", problems
+        ),
+        previous=context.read(before, "the previous reference", []),
         actual_json=stamped if isinstance(stamped, dict) else None,
         reference_json=reference_json if isinstance(reference_json, dict) else None,
         same_run=_same_run(run, meta, stamped),
         problems=tuple(problems),
     )
-
-
-def _read(
-    data: object, fingerprints: Mapping[str, Fingerprint], where: str, problems: list[str]
-) -> Stamp | None:
-    if data is None:
-        return None
-    if isinstance(data, Kept):
-        problems.append(f"{where} is larger than {MAX_OURS // 1_000_000} MB and was not read")
-        return None
-    try:
-        return read_stamp(data, fingerprints, where)
-    except StampError as error:
-        problems.append(str(error))
-        return None
 
 
 def _output_stamp(cell: JsonObject) -> tuple[object, str | None]:

@@ -15,10 +15,13 @@ from typing import Any, NoReturn
 
 from jupyter_detllm.core.jsonscan import DepthError, JsonScanError, Scanner
 
-__all__ = ["MAX_OURS", "SMALL", "AmbiguousError", "Kept", "outline", "read_whole"]
+__all__ = ["MAX_OURS", "SMALL", "SMALL_CELL", "AmbiguousError", "Kept", "outline", "read_whole"]
 
 SMALL = 2048
 """Values of up to so many bytes are read, whosever they are."""
+
+SMALL_CELL = 32_768
+"""Cells of up to so many bytes are read whole if they hold something of ours."""
 
 MAX_OURS = 64_000_000
 """Stamps and texts of more bytes are not read."""
@@ -119,7 +122,8 @@ class _Reader:
 
     def value(self, at: int, shape: _Shape | None) -> tuple[Any, int]:
         """Return the value at `at`, and where it ends."""
-        found = self._small(at, SMALL)
+        found = self._stamped_cell(at) if shape is _CELL else None
+        found = found or self._small(at, SMALL)
         if found is not None:
             return found
         if shape is not None:
@@ -133,6 +137,18 @@ class _Reader:
         if self.raw[at] in b'"[{':
             return Kept(at, end), end
         return self.read(at, end), end  # a number
+
+    def _stamped_cell(self, at: int) -> tuple[Any, int] | None:
+        """Return a cell that holds something of ours and little else, read whole for speed."""
+        mark = self.raw.find(b'"detllm"', at, at + SMALL_CELL)
+        if mark < 0:
+            return None
+        try:
+            found = self._small(at, SMALL_CELL)
+        except ValueError:  # perhaps in a part that is kept when it is read by its members
+            return None
+        # What was found may be another cell's.
+        return found if found is not None and mark < found[1] else None
 
     def read(self, at: int, end: int) -> Any:
         """Return the value between two places."""

@@ -6,7 +6,9 @@ recomputed from content, and a stamp that disagrees with itself is refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from jupyter_detllm.core.canonical import Digest, brief
 from jupyter_detllm.core.evidence import TokenEvidence
@@ -25,14 +27,20 @@ from jupyter_detllm.core.seeds import prompt_digest
 from jupyter_detllm.core.stamp import STAMP_SCHEMA, Call, ModelIdentity, Stamp, content_digest
 from jupyter_detllm.errors import CanonicalError, StampError
 
-__all__ = ["read_generation", "read_request", "read_stamp"]
+__all__ = ["SeenFingerprints", "read_generation", "read_request", "read_stamp"]
 
 _FAMILY = "detllm.stamp/"
 MAX_CALLS = 10_000
 
+SeenFingerprints: TypeAlias = dict[str, Fingerprint]
+"""A fingerprint as stored, with the digest that it was held to, to the same as read."""
+
 
 def read_stamp(
-    data: object, fingerprints: Mapping[str, Fingerprint] | None = None, where: str = "stamp"
+    data: object,
+    fingerprints: Mapping[str, Fingerprint] | None = None,
+    where: str = "stamp",
+    seen: SeenFingerprints | None = None,
 ) -> Stamp:
     """Read a stamp, or a reference whose fingerprint stands in `fingerprints`.
 
@@ -41,9 +49,11 @@ def read_stamp(
     data
         The stored object.
     fingerprints
-        Digest string to fingerprint, from notebook metadata.
+        Digest string to the fingerprint that has it, from notebook metadata.
     where
         Name of the place, for messages.
+    seen
+        Fingerprints of stamps read before: an equal one is not read again.
 
     Raises
     ------
@@ -59,7 +69,7 @@ def read_stamp(
                 expected="content as it was stamped",
                 fix="run the cell again",
             )
-        return _stamp(reader, fingerprints or {})
+        return _stamp(reader, fingerprints or {}, {} if seen is None else seen)
     except CanonicalError as error:
         raise StampError(f"{where}: {error.what}") from None
 
@@ -78,14 +88,16 @@ def _check_schema(reader: Reader) -> None:
     raise StampError(f"{reader.where} has schema {shown}", expected=repr(STAMP_SCHEMA))
 
 
-def _stamp(reader: Reader, fingerprints: Mapping[str, Fingerprint]) -> Stamp:
+def _stamp(
+    reader: Reader, fingerprints: Mapping[str, Fingerprint], seen: SeenFingerprints
+) -> Stamp:
     digest = reader.digest("fingerprint_digest")
     return Stamp(
         name=reader.text("name"),
         level=_enum(Level, reader, "level"),
         source=reader.digest("source"),
         model=_model(reader.sub("model")),
-        fingerprint=_fingerprint(reader, digest, fingerprints),
+        fingerprint=_fingerprint(reader, digest, fingerprints, seen),
         fingerprint_digest=digest,
         root_seed=reader.big_integer("root_seed"),
         calls=tuple(_call(call) for call in _bounded(reader.subs("calls"), reader)),
@@ -108,14 +120,22 @@ def _enum(kind: type[Level], reader: Reader, key: str) -> Level:
 
 
 def _fingerprint(
-    reader: Reader, digest: Digest, fingerprints: Mapping[str, Fingerprint]
+    reader: Reader,
+    digest: Digest,
+    fingerprints: Mapping[str, Fingerprint],
+    seen: SeenFingerprints,
 ) -> Fingerprint | None:
     if "fingerprint" not in reader.data:
-        found = fingerprints.get(str(digest))
-    else:
-        found = Fingerprint.from_json(reader.data["fingerprint"])
-    if found is not None and found.digest != digest:
-        raise StampError(f"{reader.where}: the fingerprint disagrees with its digest")
+        return fingerprints.get(str(digest))
+    stored = reader.data["fingerprint"]
+    key = f"{digest} {json.dumps(stored)}"
+    # All cells of a notebook have the same one, as a rule.
+    found = seen.get(key)
+    if found is None:
+        found = Fingerprint.from_json(stored)
+        if found.digest != digest:
+            raise StampError(f"{reader.where}: the fingerprint disagrees with its digest")
+        seen[key] = found
     return found
 
 

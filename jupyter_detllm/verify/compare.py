@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jupyter_detllm.core.fieldspec import Group
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint, diff_fingerprints
-from jupyter_detllm.core.notebook import CellView, NotebookView, read_notebook
+from jupyter_detllm.core.notebook import CellView, NotebookView, Which, read_notebook
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.verdict import Facts, Outcome, Verdict, decide, facts_of
@@ -119,7 +119,8 @@ def _read(name: str, path: str | Path, choice: SideChoice | None) -> _Side:
             f"{path} is neither a notebook nor a fingerprint",
             fix="jupyter detllm fingerprint --out FILE writes a fingerprint",
         )
-    return _Side(name, str(path), notebook=read_notebook(data), choice=choice)
+    which = Which.ONE if choice is None else Which(choice.value)
+    return _Side(name, str(path), notebook=read_notebook(data, which), choice=choice)
 
 
 def _fingerprint(data: Mapping[str, object]) -> Fingerprint:
@@ -220,24 +221,25 @@ def _unmatched(left: _Side, right: _Side) -> tuple[_Pair, ...]:
 def _remember(cell: CellView | None, side: _Side, known: dict[str, tuple[Fingerprint, str]]) -> str:
     """Note the fingerprint of a cell, or of the file, and return its key; "" without one."""
     if cell is None:
-        found, digest = side.fingerprint, ""
-    else:
-        stamp = side.stamp(cell)
-        found = _of_stamp(stamp) if stamp is not None else None
-        digest = str(stamp.fingerprint_digest) if stamp is not None else ""
-    if found is None:
+        if side.fingerprint is None:
+            return ""
+        known[side.name] = (side.fingerprint, str(side.fingerprint.digest))
+        return side.name
+    stamp = side.stamp(cell)
+    if stamp is None or stamp.fingerprint is None:
         return ""
-    key = f"{side.name} {digest} {sorted(found.identity.items())}"
-    known[key] = (found, str(found.digest))
+    memory = sorted(stamp.fingerprint.informational.items())
+    key = f"{side.name} {stamp.fingerprint_digest} {stamp.model} {memory}"
+    if key not in known:
+        known[key] = (_of_stamp(stamp, stamp.fingerprint), str(stamp.fingerprint_digest))
     return key
 
 
-def _of_stamp(stamp: Stamp) -> Fingerprint | None:
-    """Return a stamp's fingerprint with its model; None where it could not be found."""
-    if stamp.fingerprint is None:
-        return None
+def _of_stamp(stamp: Stamp, stamped: Fingerprint) -> Fingerprint:
+    """Return a stamp's fingerprint with its model."""
     identity = {name: value for name, value in stamp.model.fields().items() if value is not None}
-    return Fingerprint(stamp.fingerprint.numerics, identity, {"model.name": stamp.model.name})
+    informational = {**stamped.informational, "model.name": stamp.model.name}
+    return Fingerprint(stamped.numerics, identity, informational)
 
 
 def _environment(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -84,6 +83,8 @@ class JsonStyle:
         NotebookError
             When it is nested too deeply.
         """
+        import secrets  # it takes a while to import, and most commands write nothing
+
         found: list[Kept] = []
         mark = secrets.token_hex(16)
         body = self._body(value, _marker(mark, found))

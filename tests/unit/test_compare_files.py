@@ -413,3 +413,21 @@ def test_outputs_are_not_called_equal_when_no_request_was_common() -> None:
     cell = SimpleNamespace(outcome=SimpleNamespace(facts=facts))
     heading = informational_heading(SimpleNamespace(telling=()), SimpleNamespace(cells=(cell,)))
     assert heading == "also different, unlikely to matter while outputs are equal:"
+
+
+def test_only_the_stamps_that_are_compared_are_read(tmp_path: Path) -> None:
+    book = promoted(stamped_cell(SOURCE, make_stamp(SOURCE, name="haiku")))
+    book = with_actual(book, 1, make_stamp(SOURCE, ["An old frog."], name="haiku"))
+    broken = json.loads(json.dumps(book))
+    broken["cells"][0]["metadata"]["detllm"]["reference"]["level"] = "changed"
+    a, b = save(tmp_path / "a.ipynb", book), save(tmp_path / "b.ipynb", broken)
+    # The reference is broken, and nobody asked for it.
+    (found,) = only(compare_paths(a, b)).cells
+    assert found.verdict is Verdict.MATCH
+    (found,) = only(compare_paths(a, b, side=SideChoice.REFERENCE)).cells
+    assert found.verdict is Verdict.ERROR
+    # Without a stamp in the output the reference is what is compared.
+    del broken["cells"][0]["outputs"][0]["metadata"]["detllm"]
+    save(b, broken)
+    (found,) = only(compare_paths(a, b)).cells
+    assert found.verdict is Verdict.ERROR
