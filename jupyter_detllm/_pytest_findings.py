@@ -170,7 +170,8 @@ def _fields(cells: Iterable[CellReport]) -> tuple[FieldDiff, ...]:
         else:
             diffs = diff_fingerprints(reference.fingerprint, actual.fingerprint)
         for diff in diffs:
-            if not (diff.role is Role.IDENTITY and None in (diff.left, diff.right)):
+            one_sided = diff.role is Role.IDENTITY and None in (diff.left, diff.right)
+            if not one_sided and diff.role is not Role.INFORMATIONAL:
                 found.setdefault(diff.name, diff)
     return tuple(sorted(found.values(), key=lambda diff: (-diff.weight, diff.name)))
 

@@ -6,6 +6,7 @@ import argparse
 
 from jupyter_detllm.cli._editing import edit, print_edits, worst
 from jupyter_detllm.cli._options import add_json, add_notebooks
+from jupyter_detllm.cli._packages import with_packages
 from jupyter_detllm.core.notebook import JsonObject, read_notebook
 from jupyter_detllm.core.promotion import Change, ChangeKind, Update, promote
 from jupyter_detllm.render.changes import PROMOTION_WORDS, explained
@@ -27,6 +28,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="new (default): cells without a reference, or with a changed source; "
         "all: every cell whose stamp differs from its reference",
     )
+    parser.add_argument(
+        "--with-packages",
+        action="store_true",
+        help="also store this environment's package list, where it is the stamped one; "
+        "`export` pins from it",
+    )
     add_json(parser)
 
 
@@ -35,13 +42,17 @@ def run(args: argparse.Namespace) -> int:
 
     0: every stamped cell now has its stamp as reference. 1: a cell differs from its
     reference under the same source, which was kept. 2: a file or stamp that is broken.
-    3: an output of an earlier source, or no stamp at all.
+    3: an output of an earlier source, no stamp at all, or another package list.
     """
     update = Update(args.update)
 
     def promoted(file: NotebookFile) -> tuple[JsonObject, tuple[Change, ...], int, str]:
         notebook, changes = promote(file.data, update)
         code, summary = _outcome(file.data, changes)
+        if args.with_packages:
+            notebook, stored, sentence = with_packages(notebook)
+            summary = "; ".join(filter(None, (summary, sentence)))
+            code = code if stored else code or 3
         return notebook, explained(file.data, changes), code, summary
 
     edits = [edit(path, promoted) for path in args.notebooks]

@@ -14,6 +14,7 @@ __all__ = [
     "FINGERPRINT_SCHEMA",
     "MAX_FIELDS",
     "MAX_VALUE_CHARS",
+    "PACKAGES_FIELD",
     "FieldDiff",
     "FieldValue",
     "Fingerprint",
@@ -23,6 +24,8 @@ __all__ = [
 FINGERPRINT_SCHEMA = "detllm.fingerprint/1"
 MAX_FIELDS = 256
 MAX_VALUE_CHARS = 400
+PACKAGES_FIELD = "software.packages"
+"""The one informational field that is stamped: it tells which package list was installed."""
 
 FieldValue: TypeAlias = str | int | bool | None
 
@@ -89,8 +92,9 @@ class Fingerprint:
         return Fingerprint.build({**self.values(), **values})
 
     def for_stamp(self) -> Fingerprint:
-        """Return what a stamp keeps: numerics and identity (4 KB at most)."""
-        return Fingerprint(self.numerics, self.identity)
+        """Return what a stamp keeps: numerics, identity, package list digest (4 KB at most)."""
+        kept = {k: v for k, v in self.informational.items() if k == PACKAGES_FIELD}
+        return Fingerprint(self.numerics, self.identity, kept)
 
     def to_json(self) -> dict[str, Json]:
         """Return the stored form; empty roles are left out."""

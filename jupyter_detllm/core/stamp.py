@@ -9,7 +9,7 @@ stands once in notebook metadata under its digest. The stamp's own digest leaves
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jupyter_detllm.core.canonical import Digest, Json, digest_of
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
@@ -156,8 +156,9 @@ class Stamp:
         """
         content = self._content(store_prompt=store_prompt)
         if self.fingerprint is not None:
-            # A stamp keeps the numerics; identity stands in `model`.
-            content["fingerprint"] = Fingerprint(self.fingerprint.numerics).to_json()
+            # Identity stands in `model`.
+            kept = replace(self.fingerprint.for_stamp(), identity={})
+            content["fingerprint"] = kept.to_json()
         content["digest"] = str(content_digest(content))
         return content
 

@@ -11,6 +11,7 @@ from jupyter_detllm.core.fields import FIELDS, Group, Role, spec_of
 from jupyter_detllm.core.fingerprint import (
     FINGERPRINT_SCHEMA,
     MAX_VALUE_CHARS,
+    PACKAGES_FIELD,
     Fingerprint,
     diff_fingerprints,
 )
@@ -48,14 +49,17 @@ def test_any_control_has_the_row_of_controls_unless_it_has_its_own() -> None:
 
 def test_fields_are_sorted_into_roles() -> None:
     fingerprint = Fingerprint.build(
-        {"software.vllm": "1", "model.weights": "sha256:x", "model.name": "demo"}
+        {
+            **{"software.vllm": "1", "model.weights": "sha256:x", "model.name": "demo"},
+            PACKAGES_FIELD: "sha256:y",
+        }
     )
     assert fingerprint.numerics == {"software.vllm": "1"}
     assert fingerprint.identity == {"model.weights": "sha256:x"}
-    assert fingerprint.informational == {"model.name": "demo"}
+    assert fingerprint.informational == {"model.name": "demo", PACKAGES_FIELD: "sha256:y"}
     assert fingerprint.role_of("model.name") is Role.INFORMATIONAL
     assert fingerprint.role_of("software.torch") is None
-    assert fingerprint.for_stamp().informational == {}
+    assert fingerprint.for_stamp().informational == {PACKAGES_FIELD: "sha256:y"}
     assert fingerprint.for_stamp().identity == fingerprint.identity
 
 

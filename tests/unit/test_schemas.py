@@ -14,6 +14,7 @@ from referencing import Registry, Resource
 from jupyter_detllm.core.fingerprint import MAX_FIELDS, Fingerprint
 from jupyter_detllm.core.generation import Prompt, PromptKind, Sampling
 from jupyter_detllm.core.notebook import KEY
+from jupyter_detllm.core.packages import keep_package_list
 from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.core.stamp_reader import MAX_CALLS
 from jupyter_detllm.engines.base import SamplingOptions
@@ -82,6 +83,13 @@ def test_everything_stored_is_valid(run: Run) -> None:
     book = promoted(run)
     validate("cell", book["cells"][0]["metadata"][KEY])
     validate("notebook", book["metadata"][KEY])
+
+
+def test_a_stored_package_list_is_valid() -> None:
+    packages = ("numpy==2.3.5",)
+    book = keep_package_list(promoted(Run()), packages)
+    validate("notebook", book["metadata"][KEY])
+    assert list(undescribed(book["metadata"][KEY], schema("notebook"), schema("notebook"))) == []
 
 
 def test_a_replaced_reference_is_valid() -> None:
