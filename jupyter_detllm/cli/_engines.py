@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from jupyter_detllm.cli._progress import ProgressBar
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.limits import DEFAULT_TOKENS_TOTAL
 from jupyter_detllm.verify.permissions import Permissions
 
-__all__ = ["INTERRUPTED", "add_permissions", "catch_termination", "permissions_of"]
+__all__ = ["INTERRUPTED", "add_permissions", "catch_termination", "permissions_of", "working"]
 
 INTERRUPTED = 130
 
@@ -52,3 +55,11 @@ def permissions_of(args: argparse.Namespace) -> Permissions:
 def catch_termination() -> None:
     """Let being terminated be an interrupt: no engine, no temporary folder stays behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@contextmanager
+def working(args: argparse.Namespace) -> Iterator[ProgressBar]:
+    """Show progress while engines work; a termination ends them like an interrupt."""
+    catch_termination()
+    with ProgressBar(quiet=args.quiet) as bar:
+        yield bar

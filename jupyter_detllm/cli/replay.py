@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from jupyter_detllm.cli._engines import (
-    INTERRUPTED,
-    add_permissions,
-    catch_termination,
-    permissions_of,
-)
+from jupyter_detllm.cli._engines import INTERRUPTED, add_permissions, permissions_of, working
 from jupyter_detllm.cli._options import add_notebooks, add_verifying
-from jupyter_detllm.cli._progress import ProgressBar
 from jupyter_detllm.cli._verifying import check_outputs, deliver, policy_of
 from jupyter_detllm.verify.report import parse_accept
 
@@ -32,10 +26,9 @@ def run(args: argparse.Namespace) -> int:
     """Replay the files, print the report and return its exit code, or 130."""
     policy, accept, allowed = policy_of(args), parse_accept(args.accept), permissions_of(args)
     check_outputs(args, args.notebooks)
-    catch_termination()
     from jupyter_detllm.verify.replay import replay_paths
 
-    with ProgressBar(quiet=args.quiet) as bar:
+    with working(args) as bar:
         done = replay_paths(args.notebooks, policy, accept, allowed, watcher=bar)
     code = deliver(done.report, args)
     return INTERRUPTED if done.interrupted else code

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from jupyter_detllm.cli._engines import (
-    INTERRUPTED,
-    add_permissions,
-    catch_termination,
-    permissions_of,
-)
+from jupyter_detllm.cli._engines import INTERRUPTED, add_permissions, permissions_of, working
 from jupyter_detllm.cli._options import add_json, add_notebooks
 from jupyter_detllm.cli._output import write
-from jupyter_detllm.cli._progress import ProgressBar
 
 __all__ = ["HELP", "NAME", "configure", "run"]
 
@@ -34,11 +28,10 @@ def run(args: argparse.Namespace) -> int:
     engine that did not run. 130: interrupted.
     """
     allowed = permissions_of(args)
-    catch_termination()
     from jupyter_detllm.render.rescore import render_json, render_text
     from jupyter_detllm.verify.rescore import rescore_paths
 
-    with ProgressBar(quiet=args.quiet) as bar:
+    with working(args) as bar:
         found = rescore_paths(args.notebooks, allowed, watcher=bar)
     write(render_json(found) if args.json else render_text(found))
     return INTERRUPTED if found.interrupted else found.exit_code

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
 
 from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt
@@ -36,14 +38,24 @@ LONG = SamplingOptions(max_tokens=40)
 SAMPLED = SamplingOptions(max_tokens=40, temperature=1.0)
 
 
+SCHEMA = jsonschema.Draft202012Validator(
+    json.loads(
+        (files("jupyter_detllm") / "schemas" / "rescore-1.schema.json").read_text(encoding="utf-8")
+    )
+)
+
+
 def run(name: str, *prompts: str, **options: Any) -> Run:
     asked = tuple(Prompt.chat(p) for p in prompts or (f"About {name}.",))
     return Run(prompts=asked, name=name, source=f"%%detgen {name}\n{name}", **options)
 
 
 def rescored(folder: Path, lab: Lab, *books: Mapping[str, Any], **options: Any) -> Rescore:
+    """Rescore notebooks; whatever comes of it, its JSON follows the schema."""
     paths = [written(folder, f"nb{i}", data) for i, data in enumerate(books)]
-    return rescore_paths(paths, runner=lab, **options)
+    found = rescore_paths(paths, runner=lab, **options)
+    SCHEMA.validate(json.loads(render_json(found)))
+    return found
 
 
 def all_scores(found: Rescore) -> list[GenerationScores]:
@@ -150,6 +162,20 @@ def test_json_says_that_it_is_advice(tmp_path: Path) -> None:
     (scores,) = cell["generations"]
     assert scores["gap"] == "0.0"
     assert scores["tokens"] == scores["most_likely"] + len(scores["unlikely"])
+
+
+def test_the_schema_knows_every_plausibility_and_no_other_key(tmp_path: Path) -> None:
+    found = rescored(tmp_path, Lab(), changed_token(run("a", sampling=LONG), 5))
+    data = json.loads(render_json(found))
+    (scores,) = data["notebooks"][0]["cells"][0]["generations"]
+    for kind in Plausibility:
+        scores["plausibility"] = kind.value
+        scores["gap"], scores["unlikely"][0]["recorded_margin"] = "Infinity", "NaN"
+        SCHEMA.validate(data)
+    for wrong in ({"plausibility": "failed"}, {"gap": 0.5}, {"verdict": "match"}):
+        broken = json.loads(json.dumps(data))
+        broken["notebooks"][0]["cells"][0]["generations"][0].update(wrong)
+        assert not SCHEMA.is_valid(broken)
 
 
 def one(scores: list[TokenScore], temperature: float = 0.0) -> GenerationScores:
