@@ -309,3 +309,24 @@ def test_the_batch_row_of_the_table_is_needed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(verdict_module, "spec_of", lambda name: None)
     with pytest.raises(AssertionError, match=r"engine\.batch"):
         facts_of(make_stamp(SOURCE, ["a"]), make_stamp(SOURCE, ["a", "b"]))
+
+
+def test_at_the_level_invariant_the_batch_is_no_cause() -> None:
+    """There a difference breaks a promise, whatever was in the batch."""
+    found = {}
+    for level in Level:
+        together = make_stamp("x", ("a b", "c d"), level=level)
+        apart = make_stamp("x", ("a b", "c e"), level=level, one_call_each=True)
+        found[level] = decide(facts_of(together, apart)).verdict
+    assert found == {
+        Level.SEEDED: Verdict.DRIFT,
+        Level.REPEATABLE: Verdict.DRIFT,
+        Level.INVARIANT: Verdict.DIVERGED,
+    }
+
+
+def test_at_the_level_invariant_another_composition_with_equal_bits_matches() -> None:
+    texts = ("a b", "c d")
+    together = make_stamp("x", texts, level=Level.INVARIANT)
+    apart = make_stamp("x", texts, level=Level.INVARIANT, one_call_each=True)
+    assert decide(facts_of(together, apart)).verdict is Verdict.MATCH
