@@ -25,6 +25,9 @@ FINGERPRINT_SCHEMA = "detllm.fingerprint/1"
 MAX_FIELDS = 256
 MAX_VALUE_CHARS = 400
 PACKAGES_FIELD = "software.packages"
+
+_STAMPED = (PACKAGES_FIELD, "hardware.gpu_memory")
+"""Informational fields that a stamp keeps: people ask about them first, and they are stable."""
 """The one informational field that is stamped: it tells which package list was installed."""
 
 FieldValue: TypeAlias = str | int | bool | None
@@ -92,8 +95,8 @@ class Fingerprint:
         return Fingerprint.build({**self.values(), **values})
 
     def for_stamp(self) -> Fingerprint:
-        """Return what a stamp keeps: numerics, identity, package list digest (4 KB at most)."""
-        kept = {k: v for k, v in self.informational.items() if k == PACKAGES_FIELD}
+        """Return what a stamp keeps (4 KB at most): numerics, identity, little informational."""
+        kept = {k: v for k, v in self.informational.items() if k in _STAMPED and v is not None}
         return Fingerprint(self.numerics, self.identity, kept)
 
     def to_json(self) -> dict[str, Json]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.cli import main
+from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
@@ -136,8 +137,17 @@ def test_two_servers_by_their_notebooks(
     report = compare_paths(a, b)
     (found,) = only(report).cells
     assert found.verdict is verdict
-    assert [diff.name for diff in found.outcome.facts.fields][:1] == ([cause] if cause else [])
+    numerics = [diff for diff in found.outcome.facts.fields if diff.role is Role.NUMERICS]
+    assert [diff.name for diff in numerics][:1] == ([cause] if cause else [])
     assert report.exit_code == (0 if verdict is Verdict.MATCH else 1)
+    # Memory is told from the stamps alone, and by what it does: the number of KV blocks.
+    (environment,) = report.notebooks[0].environment
+    assert [diff.name for diff in environment.informational] == ["hardware.gpu_memory"]
+    lines = "\n".join(environment_lines(report.notebooks[0]))
+    since = "since the" if verdict is Verdict.MATCH else "while"
+    assert f"also different, unlikely to matter {since} outputs are equal:" in lines
+    assert "hardware.gpu_memory: 81920 -> 40960" in lines
+    assert "It sets how many KV blocks fit, which matters only under preemption." in lines
 
 
 def test_a_gpu_model_is_one_whatever_its_memory() -> None:
