@@ -65,7 +65,7 @@ def test_a_kernels_notebook_replays_to_the_same_fingerprint(stamped: str, tmp_pa
     assert report["verdicts"] == {"match": 4}
     assert [c["fields"] for book in report["notebooks"] for c in book["cells"]] == [[]] * 4
     lines = done.stderr.splitlines()
-    assert lines[0].startswith("engine: fake at level repeatable, 6 requests of 4 cells in 2")
+    assert lines[0].startswith("engine: fake at level invariant, 6 requests of 4 cells in 2")
     assert lines[-1] == "88 of 88 tokens"
     assert (tmp_path / "a.ipynb").read_text() == stamped
 
