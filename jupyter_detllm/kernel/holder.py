@@ -133,18 +133,34 @@ class EngineHolder:
         self.notice = ""
         try:
             with self.alone():
-                try:
-                    self._start(spec, settings, progress)
-                except InvarianceError as error:
-                    if not optional:
-                        raise
+                why = self._tried(spec, settings, optional, progress)
+                if why:
                     settings = replace(settings, level=FALLBACK_LEVEL)
-                    self._fall_back(spec, settings, error.what, progress)
+                    self.settings = settings
+                    self._start(replace(spec, level=FALLBACK_LEVEL), settings, progress)
+                    self.notice = f"level {FALLBACK_LEVEL}, since {why}"
         except DetLLMError:
             # Seed and level are in force; an engine option that no engine took is not.
             self.settings = replace(settings, dtype=before.dtype, eager=before.eager)
             raise
         return True
+
+    def _tried(
+        self,
+        spec: EngineSpec,
+        settings: Settings,
+        optional: bool,
+        progress: Callable[[str], None] | None,
+    ) -> str:
+        """Start; return why the level could not be had where another will do, else ""."""
+        try:
+            self._start(spec, settings, progress)
+        except InvarianceError as error:
+            if not optional:
+                raise
+            # Past the handler the error is gone, and with it the frames that hold a model.
+            return error.what
+        return ""
 
     def _start(
         self, spec: EngineSpec, settings: Settings, progress: Callable[[str], None] | None
@@ -162,18 +178,6 @@ class EngineHolder:
             ) from None
         self.engine, self.spec = engine, spec
         self._apply(settings, name)  # again, now that the engine tells what is in force
-
-    def _fall_back(
-        self,
-        spec: EngineSpec,
-        settings: Settings,
-        why: str,
-        progress: Callable[[str], None] | None,
-    ) -> None:
-        """Start again at the level that needs no batch invariance, and say why."""
-        self.settings = settings
-        self._start(replace(spec, level=settings.level), settings, progress)
-        self.notice = f"level {settings.level}, since {why}"
 
     def _refuse_changes(self, differences: list[str]) -> None:
         if differences:

@@ -91,7 +91,8 @@ def _kernelspec(environ: Mapping[str, str]) -> list[str]:
 def _self_test(session: Session) -> list[str]:
     test = getattr(session.engine, "self_test", None)
     if test is None:
-        return [f"         {shown_text(session.notice)}"] if session.notice else []
+        known = session.engine is not None and session.notice
+        return [f"         {shown_text(session.notice)}"] if known else []
     method = getattr(session.engine, "method", "")
     remembered = ", remembered from an earlier engine" if getattr(test, "cached", False) else ""
     return [f"method   {method}: {test}{remembered}"]
