@@ -1,0 +1,133 @@
+"""``jupyter detllm export``: a stamped environment for pip, a container or a shell."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from jupyter_detllm.cli._options import add_json
+from jupyter_detllm.cli._output import notice, write, write_json
+from jupyter_detllm.errors import UsageError
+from jupyter_detllm.export.environment import Environment, environment_of
+from jupyter_detllm.export.formats import FORMATS, PYLOCK
+from jupyter_detllm.export.heading import MARK
+from jupyter_detllm.export.jsonfile import EXPORT_SCHEMA
+from jupyter_detllm.export.pylock import LOCK_NAME
+from jupyter_detllm.verify.atomic import check_writable, replace_file
+from jupyter_detllm.verify.sources import read_file
+
+__all__ = ["HELP", "NAME", "configure", "run"]
+
+NAME = "export"
+HELP = "turn a stamped environment into requirements, a lock file, a Dockerfile"
+_SHOWN = 8
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("notebook", nargs="?", metavar="NOTEBOOK", help="a stamped notebook")
+    parser.add_argument(
+        "--to",
+        choices=[*FORMATS, PYLOCK],
+        help="requirements (pip), pylock (PEP 751, hashes asked of the package index), "
+        "dockerfile, env (a shell file with the controls), json",
+    )
+    parser.add_argument("--out", metavar="FILE", help="write to FILE instead of stdout")
+    parser.add_argument(
+        "--fingerprint",
+        metavar="DIGEST",
+        default="",
+        help="which environment, where the notebook was stamped in several",
+    )
+    parser.add_argument(
+        "--check", metavar="FILE", help="tell where the running environment departs from FILE"
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export, or check, and return the exit code.
+
+    0: exported; nothing departs. 1: the environment departs from the file. 2: usage, a file
+    that cannot be read. 3: something recorded could not be exported, or compared.
+    """
+    if args.check is not None:
+        if args.notebook is not None or args.to is not None or args.out is not None:
+            raise UsageError("--check takes a file and nothing else", fix="export --check FILE")
+        from jupyter_detllm.cli._export_check import check_file
+
+        return check_file(args.check, as_json=args.json)
+    if args.notebook is None or args.to is None:
+        raise UsageError(
+            "nothing to export",
+            expected="a notebook and a format",
+            fix="jupyter detllm export NOTEBOOK --to requirements",
+        )
+    target = _target(args.out, args.to)
+    environment = environment_of(read_file(args.notebook).data, args.fingerprint)
+    text, refused, remarks = _rendered(environment, args.to)
+    for line in (*remarks, *_few(refused, "left out")):
+        notice(f"{args.notebook}: {line}")
+    if target is not None:
+        replace_file(target, [text.encode("utf-8")], lambda: True)
+    if args.json:
+        write_json(
+            {
+                "notebook": args.notebook,
+                "format": args.to,
+                "out": args.out,
+                "content": text,
+                "refused": [*refused],
+                "missing": [*remarks],
+            }
+        )
+    elif target is None:
+        write(text)
+    return 3 if refused else 0
+
+
+def _rendered(environment: Environment, form: str) -> tuple[str, Sequence[str], Sequence[str]]:
+    """Return the text, what was left out, and what to know."""
+    if form != PYLOCK:
+        return FORMATS[form](environment), environment.refused, environment.missing
+    from jupyter_detllm.export.locking import lock
+
+    locked = lock(environment)
+    refused = (*environment.refused, *locked.omitted)
+    return locked.text, refused, (*environment.missing, *locked.remarks)
+
+
+def _few(lines: Sequence[str], verb: str) -> list[str]:
+    shown = [f"{verb}: {line}" for line in lines[:_SHOWN]]
+    more = len(lines) - _SHOWN
+    return [*shown, f"{verb}: {more} more (--json names them)"] if more > 0 else shown
+
+
+def _target(out: str | None, form: str) -> Path | None:
+    """Return the file to write, which is new or an earlier export; None for stdout."""
+    if out is None:
+        return None
+    target = Path(out).resolve()
+    if form == PYLOCK and not LOCK_NAME.fullmatch(target.name):
+        raise UsageError(
+            f"{out} is no name of a lock file", expected="pylock.toml or pylock.NAME.toml"
+        )
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no folder {target.parent}")
+    if target.is_dir():
+        raise UsageError(f"{out} is a folder", expected="a file")
+    if target.exists() and not _is_export(target):
+        raise UsageError(
+            f"{out} exists and is no export", expected="a new file, or an earlier export"
+        )
+    check_writable(target)
+    return target
+
+
+def _is_export(target: Path) -> bool:
+    try:
+        start = target.read_bytes()[:200].decode("utf-8", "replace")
+    except OSError as error:
+        raise UsageError(f"{target} cannot be read: {error.strerror}") from None
+    return MARK in start.partition("\n")[0] or f'"{EXPORT_SCHEMA}"' in start

@@ -1,0 +1,218 @@
+"""Asks pip which file of its index a pin is, with its hash: nothing is installed or built.
+
+pip's own configuration says which indexes, certificates and credentials are used. Of what
+it answers only addresses and hashes are kept, credentials removed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
+
+from jupyter_detllm.errors import DetLLMError
+from jupyter_detllm.export.pins import Pin
+from jupyter_detllm.export.pylock import LockedFile
+
+__all__ = ["Resolution", "Runner", "resolve", "run_pip"]
+
+Runner: TypeAlias = Callable[[Sequence[str]], tuple[int, str, str]]
+"""Arguments of pip to exit code, stdout and stderr."""
+
+_CHUNK = 40
+_TIMEOUT = 1200
+_PATIENCE = 3
+_SILENT = "the index did not answer"
+_GONE = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)==")
+_UNREACHABLE = re.compile(
+    r"Retrying \(|Could not fetch URL|NewConnectionError|ProxyError|Max retries exceeded"
+    r"|Name or service not known|Temporary failure in name resolution"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What the index answered.
+
+    Attributes
+    ----------
+    files
+        The wheel of each distribution, by its name.
+    omitted
+        Why a distribution has none, by its name.
+    unreachable
+        Whether an index did not answer, so that the rest was not asked for.
+    """
+
+    files: Mapping[str, LockedFile]
+    omitted: Mapping[str, str]
+    unreachable: bool = False
+
+
+def run_pip(arguments: Sequence[str]) -> tuple[int, str, str]:
+    """Run the pip of this environment.
+
+    Raises
+    ------
+    DetLLMError
+        When it does not end in time.
+    """
+    command = [sys.executable, "-m", "pip", *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise DetLLMError(f"pip did not answer within {_TIMEOUT} s") from None
+    return done.returncode, done.stdout, done.stderr
+
+
+def resolve(
+    pins: Sequence[Pin],
+    *,
+    python: str | None = None,
+    index: str | None = None,
+    run: Runner = run_pip,
+) -> Resolution:
+    """Return the wheel of each pin.
+
+    Parameters
+    ----------
+    pins
+        What is asked for.
+    python
+        Version of Python the wheels are for, where it is not the running one.
+    index
+        A further index, asked only for builds of PyTorch that pip's own do not have.
+    run
+        What runs pip.
+
+    Raises
+    ------
+    DetLLMError
+        When pip is missing, or fails for a reason that is no missing package.
+    """
+    asked = _Asked(run, _options(python), {}, {})
+    for start in range(0, len(pins), _CHUNK):
+        if not asked.chunk(pins[start : start + _CHUNK]):
+            return asked.resolution(unreachable=True, pins=pins)
+    builds = [pin for pin in pins if pin.variant and pin.name in asked.omitted]
+    if builds and index:
+        further = _Asked(run, [*_options(python), "--extra-index-url", index], asked.files, {})
+        further.chunk(builds)
+        for pin in builds:
+            if pin.name in asked.files:
+                del asked.omitted[pin.name]
+    return asked.resolution(unreachable=False, pins=pins)
+
+
+def _options(python: str | None) -> list[str]:
+    options = [
+        *("install", "--dry-run", "--no-deps", "--ignore-installed", "--no-input", "--quiet"),
+        # A source distribution would be run to learn its name.
+        *("--only-binary", ":all:", "--retries", "1", "--timeout", "15", "--report", "-"),
+    ]
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    wanted = ".".join(python.split(".")[:2]) if python else running
+    # pip takes another Python only together with a target, which a dry run leaves alone.
+    other = ["--python-version", wanted, "--target", tempfile.gettempdir()]
+    return options if wanted == running else [*options, *other]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The answers so far."""
+
+    run: Runner
+    options: list[str]
+    files: dict[str, LockedFile]
+    omitted: dict[str, str]
+
+    def chunk(self, pins: Sequence[Pin]) -> bool:
+        """Ask for some pins, without those that are gone; tell whether the index answered."""
+        left = {pin.name: pin for pin in pins}
+        while left:
+            code, out, err = self._pip(left.values())
+            if code == 0:
+                self._keep(out, left)
+                return True
+            gone = _GONE.search(err)
+            name = re.sub(r"[-_.]+", "-", gone[1]).lower() if gone else ""
+            if name not in left:
+                raise _failed(err)
+            del left[name]
+            silent = _UNREACHABLE.search(err) is not None
+            self.omitted[name] = _SILENT if silent else "the index has no wheel of this version"
+            if list(self.omitted.values()).count(_SILENT) >= _PATIENCE:
+                return False
+        return True
+
+    def _pip(self, pins: Any) -> tuple[int, str, str]:
+        with tempfile.TemporaryDirectory(prefix="detllm-") as folder:
+            wanted = Path(folder, "requirements.txt")
+            wanted.write_text("".join(f"{pin}\n" for pin in pins), encoding="ascii")
+            return self.run([*self.options, "-r", str(wanted)])
+
+    def _keep(self, report: str, pins: Mapping[str, Pin]) -> None:
+        found = _files(report)
+        for name in pins:
+            file = found.get(name)
+            if isinstance(file, LockedFile):
+                self.files[name] = file
+            else:
+                self.omitted[name] = "its index gives no SHA-256"
+
+    def resolution(self, *, unreachable: bool, pins: Sequence[Pin]) -> Resolution:
+        omitted = dict(self.omitted)
+        for pin in pins if unreachable else ():
+            if pin.name not in self.files:
+                omitted.setdefault(pin.name, _SILENT)
+        return Resolution(self.files, omitted, unreachable)
+
+
+def _failed(err: str) -> DetLLMError:
+    lines = [line for line in err.strip().splitlines() if line.strip()] or ["no output"]
+    if "No module named pip" in lines[-1]:
+        return DetLLMError(
+            "this environment has no pip to ask for hashes", fix="python -m ensurepip"
+        )
+    cause = next((line for line in lines if line.startswith("ERROR")), lines[-1])
+    return DetLLMError(f"pip failed: {cause[:300]}")
+
+
+def _files(report: str) -> dict[str, LockedFile]:
+    """Return the wheels that a report of pip names, by name; what is malformed is left out."""
+    try:
+        items = json.loads(report)["install"]
+        pairs = [(item["metadata"]["name"], item["download_info"]) for item in items]
+    except (ValueError, KeyError, TypeError):
+        raise DetLLMError("pip's report cannot be read", fix="pip install -U pip") from None
+    found = {}
+    for name, info in pairs:
+        file = _file(info)
+        if file is not None:
+            found[re.sub(r"[-_.]+", "-", str(name)).lower()] = file
+    return found
+
+
+def _file(info: Mapping[str, Any]) -> LockedFile | None:
+    archive = info.get("archive_info") or {}
+    digest = (archive.get("hashes") or {}).get("sha256", "")
+    try:
+        return LockedFile(_address(str(info.get("url", ""))), str(digest))
+    except ValueError:
+        return None
+
+
+def _address(url: str) -> str:
+    """Return an address without user, password, query and fragment."""
+    parts = urlsplit(url if url.isprintable() else "")
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
