@@ -4,7 +4,7 @@ import { DocumentRegistry } from '@jupyterlab/docregistry';
 import { INotebookModel } from '@jupyterlab/notebook';
 import { ISignal, Signal } from '@lumino/signaling';
 
-import { IJsonObject, mapping, own } from './core/canonical';
+import { IJsonObject, equal, mapping, own } from './core/canonical';
 import { KEY, NotebookError, RUN_KEY, readNotebook } from './core/notebook';
 import { IChange, Selection, Update, promote } from './core/promotion';
 import { EMPTY, IStatus, statusOf } from './status';
@@ -16,38 +16,75 @@ const DEBOUNCE_MS = 250;
 const KEPT_TIMES = 200;
 const PLAIN = 'text/plain';
 
-/** What of a cell decides about its stamp, as JSON; parts are null while they are not current. */
-class Snapshot {
-  private source: string | null = null;
-  private metadata: IJsonObject | null = null;
-  private outputs: unknown[] | null = null;
-  private raw: IJsonObject | null = null;
+type Part = 'source' | 'metadata' | 'outputs';
 
+/** What of a cell decides about its stamp, as JSON, read again only where it changed. */
+class Snapshot {
   constructor(readonly cell: ICellModel) {}
 
-  forget(part: 'source' | 'metadata' | 'outputs'): void {
-    this[part] = null;
-    this.raw = null;
+  forget(part: Part): void {
+    this.stale.add(part);
   }
 
   /** The same object as long as nothing changed, which is what parsers cache by. */
   json(): IJsonObject {
-    if (this.raw === null) {
+    if (this.raw === null || this.stale.size) {
       const { cell } = this;
-      this.source ??= cell.sharedModel.getSource();
-      this.metadata ??= cellMetadata(cell);
-      this.outputs ??= cell.type === 'code' ? outputsOf(cell as ICodeCellModel) : [];
-      const { source, metadata, outputs } = this;
-      this.raw = { cell_type: cell.type, id: cell.id, source, metadata, outputs };
+      const parts = { source: this.read('source'), metadata: this.read('metadata') };
+      const outputs = this.read('outputs');
+      const same =
+        this.raw !== null &&
+        this.raw.source === parts.source &&
+        this.raw.metadata === parts.metadata &&
+        this.raw.outputs === outputs;
+      this.stale.clear();
+      if (!same) {
+        this.raw = { cell_type: cell.type, id: cell.id, ...parts, outputs };
+      }
     }
-    return this.raw;
+    return this.raw as IJsonObject;
   }
 
   /** Take over what was written into the cell. */
   written(raw: IJsonObject): void {
     this.raw = raw;
-    this.metadata = raw.metadata as IJsonObject;
   }
+
+  /** Whether the outputs are of another run than when this was last asked. */
+  ranAgain(): boolean {
+    const run = runOf(this.json());
+    const again = run !== this.run;
+    this.run = run;
+    return again;
+  }
+
+  private read(part: Part): unknown {
+    const known = this.raw?.[part];
+    if (this.raw !== null && !this.stale.has(part)) {
+      return known;
+    }
+    const found = READERS[part](this.cell);
+    // Jupyter makes outputs anew without changing them, as when a notebook is trusted.
+    return equal(known, found) ? known : found;
+  }
+
+  private readonly stale = new Set<Part>();
+  private raw: IJsonObject | null = null;
+  private run = '';
+}
+
+const READERS: { readonly [part in Part]: (cell: ICellModel) => unknown } = {
+  source: cell => cell.sharedModel.getSource(),
+  metadata: cellMetadata,
+  outputs: cell => (cell.type === 'code' ? outputsOf(cell as ICodeCellModel) : [])
+};
+
+/** What tells one stamped run from another: its id and its content; "" without a stamp. */
+function runOf(cell: IJsonObject): string {
+  const stamped = (cell.outputs as IJsonObject[]).map(output => mapping(output.metadata));
+  const [last] = stamped.filter(metadata => KEY in metadata).slice(-1);
+  const run = own(mapping(own(last ?? {}, RUN_KEY)), 'run_id');
+  return last ? JSON.stringify([run, own(mapping(last[KEY]), 'digest')]) : '';
 }
 
 function cellMetadata(cell: ICellModel): IJsonObject {
@@ -182,6 +219,7 @@ export class NotebookStamper {
       }
     }, this);
     // Opening a notebook never writes.
+    this.cells().forEach(cell => void this.snapshotOf(cell).ranAgain());
     this.refresh();
   }
 
@@ -191,7 +229,7 @@ export class NotebookStamper {
     }
     const snapshot = new Snapshot(cell);
     this.snapshots.set(cell, snapshot);
-    const changed = (part: 'source' | 'metadata' | 'outputs') => {
+    const changed = (part: Part) => {
       const start = performance.now();
       snapshot.forget(part);
       this.schedule();
@@ -247,7 +285,7 @@ export class NotebookStamper {
       return;
     }
     const policy = this.policy();
-    const touched = new Set(this.touched);
+    const touched = new Set([...this.touched].filter(cell => this.snapshotOf(cell).ranAgain()));
     const due = all !== null || touched.size > 0 || (this.rearranged && this.inOrder);
     if (policy !== 'off' && due) {
       const cells = this.cells();
@@ -316,7 +354,7 @@ export class NotebookStamper {
   }
 
   private readonly snapshots = new WeakMap<ICellModel, Snapshot>();
-  /** Cells whose outputs changed in this session and were not looked at yet. */
+  /** Cells whose outputs changed and were not looked at yet. */
   private readonly touched = new Set<ICellModel>();
   private shared: IJsonObject | undefined;
   private rearranged = false;

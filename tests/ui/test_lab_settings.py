@@ -90,14 +90,14 @@ def test_a_read_only_notebook_is_left_alone_and_its_copy_is_stamped(
             front.open("locked.ipynb")
             front.run_all()
             assert front.state()["text"] == "stamped, 2 cells"
-            front.command("docmanager:save")
-            front.page.wait_for_timeout(800)
+            front.evaluate("() => { window.jupyterapp.commands.execute('docmanager:save'); }")
+            front.page.get_by_text("Document is read-only").wait_for()
+            front.page.locator(".jp-Dialog .jp-mod-accept").click()
             assert (server.root / "locked.ipynb").read_bytes() == original
             front.evaluate("() => { window.jupyterapp.commands.execute('docmanager:save-as'); }")
             front.page.locator(".jp-Dialog input").fill("copy.ipynb")
             front.page.locator(".jp-Dialog .jp-mod-accept").click()
-            front.wait(f"() => {CURRENT}.context.path === 'copy.ipynb'")
-            front.page.wait_for_timeout(500)
+            front.page.get_by_role("tab", name="copy.ipynb").wait_for()
             assert keys(server.read("copy.ipynb")) == [False, False, True, True]
             assert (server.root / "locked.ipynb").read_bytes() == original
         finally:

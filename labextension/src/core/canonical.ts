@@ -94,6 +94,10 @@ export function canonicalText(value: Json, depth = 0): string {
     return numberText(value);
   }
   if (Array.isArray(value)) {
+    // Tokens and offsets are most of a stamp.
+    if (depth < MAX_DEPTH && value.every(Number.isSafeInteger)) {
+      return `[${value.join(',')}]`;
+    }
     return `[${value.map(item => canonicalText(item, depth + 1)).join(',')}]`;
   }
   if (isObject(value)) {

@@ -1,6 +1,6 @@
 /** SHA-256 without `crypto.subtle`, which is asynchronous and missing on plain http. */
 
-const K = new Uint32Array([
+const K = new Int32Array([
   0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
   0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
   0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
@@ -24,18 +24,29 @@ function padded(data: Uint8Array): Uint8Array {
   return out;
 }
 
-function compress(state: Uint32Array, view: DataView, at: number, w: Uint32Array): void {
+function schedule(view: DataView, at: number, w: Int32Array): void {
   for (let i = 0; i < 16; i++) {
-    w[i] = view.getUint32(at + 4 * i);
+    w[i] = view.getInt32(at + 4 * i);
   }
   for (let i = 16; i < 64; i++) {
     const x = w[i - 15];
     const y = w[i - 2];
     const s0 = ((x >>> 7) | (x << 25)) ^ ((x >>> 18) | (x << 14)) ^ (x >>> 3);
     const s1 = ((y >>> 17) | (y << 15)) ^ ((y >>> 19) | (y << 13)) ^ (y >>> 10);
-    w[i] = w[i - 16] + s0 + w[i - 7] + s1;
+    w[i] = (w[i - 16] + s0 + w[i - 7] + s1) | 0;
   }
-  let [a, b, c, d, e, f, g, h] = state;
+}
+
+// Everything stays a 32-bit integer: a single larger number makes this ten times slower.
+function compress(state: Int32Array, w: Int32Array): void {
+  let a = state[0];
+  let b = state[1];
+  let c = state[2];
+  let d = state[3];
+  let e = state[4];
+  let f = state[5];
+  let g = state[6];
+  let h = state[7];
   for (let i = 0; i < 64; i++) {
     const s1 = ((e >>> 6) | (e << 26)) ^ ((e >>> 11) | (e << 21)) ^ ((e >>> 25) | (e << 7));
     const t1 = (h + s1 + ((e & f) ^ (~e & g)) + K[i] + w[i]) | 0;
@@ -50,19 +61,27 @@ function compress(state: Uint32Array, view: DataView, at: number, w: Uint32Array
     b = a;
     a = (t1 + t2) | 0;
   }
-  [a, b, c, d, e, f, g, h].forEach((value, i) => (state[i] += value));
+  state[0] += a;
+  state[1] += b;
+  state[2] += c;
+  state[3] += d;
+  state[4] += e;
+  state[5] += f;
+  state[6] += g;
+  state[7] += h;
 }
 
 /** The SHA-256 of bytes, in lower-case hexadecimal. */
 export function sha256Hex(data: Uint8Array): string {
-  const state = new Uint32Array([
+  const state = new Int32Array([
     0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19
   ]);
   const bytes = padded(data);
   const view = new DataView(bytes.buffer);
-  const w = new Uint32Array(64);
+  const w = new Int32Array(64);
   for (let at = 0; at < bytes.length; at += BLOCK) {
-    compress(state, view, at, w);
+    schedule(view, at, w);
+    compress(state, w);
   }
-  return Array.from(state, word => word.toString(16).padStart(8, '0')).join('');
+  return Array.from(state, word => (word >>> 0).toString(16).padStart(8, '0')).join('');
 }

@@ -1,5 +1,5 @@
 /** Stamps and references; `core/stamp.py` and `core/stamp_reader.py` in the browser. */
-import { IJsonObject, brief, digestOf, isObject, utf8 } from './canonical';
+import { IJsonObject, brief, digestOf, equal, isObject, utf8 } from './canonical';
 import { IEvidence, evidenceJson, readEvidence } from './evidence';
 import { IFingerprint, readFingerprint } from './fingerprint';
 import { Reader, StampError, reading } from './reader';
@@ -354,14 +354,24 @@ export function knownDigest(stamp: IStamp): string {
   });
 }
 
-/** Whether two stamps hold the same content. */
-export function sameContent(a: IStamp, b: IStamp): boolean {
-  return a.storedDigest === b.storedDigest || knownDigest(a) === knownDigest(b);
-}
+const generationDigests = new WeakMap<IStamp, string>();
 
 /** The digest over the generation digests of all calls. */
 export function generationDigest(stamp: IStamp): string {
-  return digestOf(stamp.calls.map(call => call.digest));
+  const kept = generationDigests.get(stamp);
+  const found = kept ?? digestOf(stamp.calls.map(call => call.digest));
+  generationDigests.set(stamp, found);
+  return found;
+}
+
+/** Whether two stamps hold the same content, as far as this version knows it. */
+export function sameContent(a: IStamp, b: IStamp): boolean {
+  if (a.storedDigest === b.storedDigest) {
+    return true;
+  }
+  // What differs in a part that is already known needs no digest of the whole.
+  const parts = (s: IStamp) => [s.source, s.fingerprintDigest, generationDigest(s), s.level];
+  return equal(parts(a), parts(b)) && knownDigest(a) === knownDigest(b);
 }
 
 export function generationsOf(stamp: IStamp): IGeneration[] {

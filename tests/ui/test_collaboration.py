@@ -1,0 +1,130 @@
+"""Two browsers in one notebook, through jupyter-collaboration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jupyter_detllm.core.notebook import KEY
+from tests.ui.lab import Front, MissingError, Server, drift
+from tests.ui.test_lab import CELLS, CURRENT, detllm, keys, reference
+from tools.lab_envs import python_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    python = python_of("collaboration")
+    if not python.is_file():
+        raise MissingError("jupyter-collaboration is not there: python -m tools.lab_envs")
+    with Server(tmp_path_factory.mktemp("together"), python=str(python)) as found:
+        yield found
+
+
+@pytest.fixture
+def fronts(context: Any, server: Server) -> Iterator[tuple[Front, Front]]:
+    one, two = Front(context, server), Front(context, server)
+    yield one, two
+    one.quit()
+    two.quit()
+    server.stop_kernels()
+
+
+def on_disk(server: Server, name: str, expected: list[bool]) -> dict[str, Any]:
+    """Wait until the server has saved by itself; return the notebook."""
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        book = server.read(name)
+        if keys(book) == expected:
+            return book
+        time.sleep(0.2)
+    raise AssertionError(f"not saved: {keys(server.read(name))}")
+
+
+COUNT = f"""() => {{
+  window.__writes = 0;
+  const model = {CURRENT}.context.model;
+  const note = (_, change) => {{ if (change.metadataChange) window.__writes++; }};
+  model.sharedModel.changed.connect(note);
+  for (const cell of model.cells) cell.sharedModel.changed.connect(note);
+}}"""
+
+
+def test_both_see_the_stamps_and_nothing_is_written_at_rest(fronts: tuple[Front, Front]) -> None:
+    one, two = fronts
+    server = one.server
+    server.write("both.ipynb", *CELLS)
+    one.open("both.ipynb")
+    assert one.evaluate(f"() => {CURRENT}.context.model.collaborative") is True
+    two.open("both.ipynb")
+    one.page.bring_to_front()
+    one.run_all()
+    book = on_disk(server, "both.ipynb", [False, False, True, True])  # nobody pressed Save
+    assert detllm(server.root / "both.ipynb", "stamp").stdout.count("not changed") == 1
+    two.settle(600)
+    assert two.state()["text"] == one.state()["text"] == "stamped, 2 cells"
+
+    for front in fronts:
+        front.evaluate(COUNT)
+    one.page.wait_for_timeout(4000)
+    assert [front.evaluate("() => window.__writes") for front in fronts] == [0, 0]
+
+    one.run_all()
+    two.settle(600)
+    assert two.state()["state"] == one.state()["state"] == "verified"
+    one.edit(1, drift())
+    one.run_all()
+    two.settle(600)
+    assert two.state()["text"] == one.state()["text"] == "drift in 2 cells"
+    assert reference(server.read("both.ipynb"), 2) == reference(book, 2)
+    two.page.bring_to_front()
+    two.command("detllm:accept-all")
+    one.settle(600)
+    assert one.state()["text"] == "stamped, 2 cells"
+    one.page.wait_for_timeout(2000)
+    found = server.read("both.ipynb")
+    assert found["cells"][2]["metadata"][KEY]["previous"] == reference(book, 2)
+
+
+def test_deleting_and_undoing_in_the_other_browser_is_mirrored(
+    fronts: tuple[Front, Front],
+) -> None:
+    one, two = fronts
+    server = one.server
+    server.write("undo.ipynb", *CELLS)
+    one.open("undo.ipynb")
+    two.open("undo.ipynb")
+    one.page.bring_to_front()
+    one.run_all()
+    both = on_disk(server, "undo.ipynb", [False, False, True, True])["metadata"][KEY]
+    two.page.bring_to_front()
+    two.settle(600)
+    two.select(3)
+    two.command("notebook:delete-cell")
+    book = on_disk(server, "undo.ipynb", [False, False, True])
+    two.page.wait_for_timeout(1500)
+    book = server.read("undo.ipynb")
+    assert book["metadata"][KEY]["generations"] == both["generations"][:1]
+    two.command("notebook:undo-cell-action")
+    on_disk(server, "undo.ipynb", [False, False, True, True])
+    two.page.wait_for_timeout(1500)
+    assert server.read("undo.ipynb")["metadata"][KEY] == both
+    one.settle(600)
+    assert one.state()["text"] == "stamped, 2 cells"
+
+
+def test_opening_a_headless_notebook_writes_nothing(fronts: tuple[Front, Front]) -> None:
+    from tests.builders import notebook, stamped_cell
+
+    one, two = fronts
+    book = notebook(stamped_cell("%%detgen a\nx"), stamped_cell("%%detgen b\nx"))
+    one.server.write("rest.ipynb", book=book)
+    one.open("rest.ipynb")
+    two.open("rest.ipynb")
+    two.page.wait_for_timeout(3000)
+    assert keys(one.server.read("rest.ipynb")) == [False, False]
+    assert one.state()["text"] == "not stamped: stamps in 2 cells not in the metadata"
