@@ -52,6 +52,9 @@ COMMANDS: tuple[Command, ...] = (
     Command("strip", "remove stamps and references"),
     Command("show", "list the stamped cells of a notebook"),
     Command("fingerprint", "print the environment's fingerprint, or a notebook's"),
+    Command(
+        "doctor", "look at machine, environment and notebooks: what is wrong, and what mends it"
+    ),
     Command("kernel", "install, list or remove a kernel whose controls are set before Python"),
     Command("export", "turn a stamped environment into requirements, a lock file, a Dockerfile"),
     Command("model", "fetch the demo model, list the models on this machine, digest one"),

@@ -146,6 +146,22 @@ def _probe() -> ArgumentParser:
 
 
 @cache
+def _doctor() -> ArgumentParser:
+    parser = ArgumentParser(
+        "%detllm doctor",
+        synopsis="[FILE] [options]",
+        description=(
+            "Look at this kernel, its machine and the notebook: what is wrong, and what mends it.\n"
+            "Code is read, never executed."
+        ),
+    )
+    add = parser.add_argument
+    add("notebook", nargs="?", metavar="FILE", help="the notebook, where the front end is silent")
+    add("--model", metavar="FOLDER", help="also read this model's config.json")
+    return parser
+
+
+@cache
 def _bisect() -> ArgumentParser:
     parser = ArgumentParser(
         "%detllm bisect",
@@ -174,6 +190,7 @@ VERB_PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
     "release": _release,
     "bisect": _bisect,
     "probe": _probe,
+    "doctor": _doctor,
 }
 
 

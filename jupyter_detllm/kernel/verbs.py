@@ -159,6 +159,14 @@ class Surface:
             text = bisect_saved(self.shell, arguments, slot.line)
         slot.finish(text.rstrip("\n"))
 
+    def doctor(self, tokens: list[str]) -> None:
+        """Run `%detllm doctor`: findings about kernel, machine and notebook."""
+        from jupyter_detllm.kernel.doctoring import doctor_here
+
+        arguments = verb_parser("doctor").parse(tokens)
+        text = doctor_here(self.shell, self.session, arguments.notebook, arguments.model)
+        show_text(self.shell, text)
+
     def probe(self, tokens: list[str]) -> None:
         """Run `%detllm probe`: the long self-test on the running engine."""
         from jupyter_detllm.kernel.probing import probe_running
@@ -237,6 +245,7 @@ VERBS: Mapping[str, Callable[[Surface, list[str]], None]] = {
     "release": Surface.release,
     "bisect": Surface.bisect,
     "probe": Surface.probe,
+    "doctor": Surface.doctor,
 }
 
 if VERBS.keys() != VERB_PARSERS.keys():

@@ -13,6 +13,7 @@ __all__ = [
     "hash_seed_in_force",
     "home_and_user",
     "initial_environment",
+    "parent_interpreter",
     "physical_cores",
     "usable_cpus",
 ]
@@ -46,6 +47,20 @@ def hash_seed_in_force() -> str:
     if initial is not None:
         return initial.get("PYTHONHASHSEED") or "random"
     return "unknown" if os.environ.get("PYTHONHASHSEED", "random") != "random" else "random"
+
+
+def parent_interpreter() -> str | None:
+    """Return the Python that started this process, as it was called; None where unknown.
+
+    A kernel's parent is the Jupyter server, or whatever else runs the notebook.
+    """
+    try:
+        raw = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+    except OSError:
+        return None
+    first = os.fsdecode(raw.partition(b"\0")[0])
+    # A path relative to another process's folder says nothing here.
+    return first if os.path.isabs(first) and "python" in os.path.basename(first) else None
 
 
 def usable_cpus() -> int:
