@@ -38,6 +38,9 @@ _MODEL = (
          "It follows from the model's config, which the weights digest covers."),
     _row("model.generation_config", _INFO, 8, "sampling defaults the model brings",
          "They are already part of the resolved parameters of every request."),
+    _row("model.quantization", _NUM, 89, "how the model's config quantises: bits, symmetry, scales",
+         "Dynamic activation scales follow what is in the step; other schemes, other kernels.",
+         "use a model of the same scheme"),
 )
 _SOFTWARE = (
     _row("software.vllm", _NUM, 95, "vLLM version",

@@ -12,6 +12,7 @@ from typing import Any
 
 from jupyter_detllm.core.canonical import canonical_bytes
 from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.probes.quantisation import scheme_of
 
 __all__ = [
     "ENGINE_READERS",
@@ -174,8 +175,16 @@ def generation_defaults(llm: Any) -> dict[str, Any]:
     return {name: value for name, value in defaults.items() if value is not None}
 
 
+def _scheme(llm: Any) -> FieldValue:
+    """Return how the model's config quantises, None for a model that is not."""
+    found = _get(llm.llm_engine.vllm_config, "model_config.hf_config.quantization_config")
+    as_dict = getattr(found, "to_dict", None)  # transformers may have made an object of it
+    scheme = scheme_of({"quantization_config": as_dict() if callable(as_dict) else found})
+    return None if scheme is None else str(scheme)
+
+
 def model_fields(llm: Any, *, name: str, revision: str | None = None) -> dict[str, FieldValue]:
-    """Return the informational `model.*` fields; digests are `ModelIdentity`'s.
+    """Return the `model.*` fields that vLLM tells; digests are `ModelIdentity`'s.
 
     Parameters
     ----------
@@ -193,4 +202,5 @@ def model_fields(llm: Any, *, name: str, revision: str | None = None) -> dict[st
         "model.revision": revision,
         "model.architecture": _plain(architecture),
         "model.generation_config": canonical_bytes(defaults).decode() if defaults else "none",
+        "model.quantization": _scheme(llm),
     }

@@ -17,6 +17,7 @@ FIELD_NAMES = (
     "model.revision",
     "model.architecture",
     "model.generation_config",
+    "model.quantization",
 )
 
 
@@ -46,6 +47,7 @@ def collect(
     revision: str | None = None,
     architecture: str | None = None,
     generation_config: str | None = None,
+    quantization: str | None = None,
 ) -> dict[str, FieldValue]:
     """Return the model fields; what is unknown is left out.
 
@@ -54,7 +56,7 @@ def collect(
     """
     digests = (parts.weights, parts.tokenizer, parts.chat_template)
     texts = [None if digest is None else str(digest) for digest in digests]
-    values = [*texts, name, revision, architecture, generation_config]
+    values = [*texts, name, revision, architecture, generation_config, quantization]
     return {
         field: value for field, value in zip(FIELD_NAMES, values, strict=True) if value is not None
     }

@@ -7,6 +7,7 @@ import os
 import sys
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -15,17 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_detllm.cli import main
+from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.doctor.code import OPAQUE, read_code
 from jupyter_detllm.doctor.finding import Finding, Outcome, Severity
 from jupyter_detllm.doctor.options import given_options, models_named
-from jupyter_detllm.doctor.quantisation import scheme_of
 from jupyter_detllm.doctor.report import DoctorReport, KindResult, examine
 from jupyter_detllm.doctor.table import KINDS
 from jupyter_detllm.doctor.world import scenes_of, world
 from jupyter_detllm.errors import ModelError
 from jupyter_detllm.kernel.doctoring import models_in_training
 from jupyter_detllm.probes import distributions, gpu_health, vision
+from jupyter_detllm.probes.engine import model_fields
 from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.quantisation import scheme_of
 from jupyter_detllm.render.doctor import doctor_json, doctor_text
 
 SCHEMA = json.loads(
@@ -382,3 +385,35 @@ def test_models_in_training_are_found_by_type_alone() -> None:
     assert models_in_training(namespace) == {"net": 1}
     net.eval()
     assert models_in_training(namespace) == {}
+
+
+class Loaded:
+    """As transformers hands a quantisation over: an object with `to_dict`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"quant_method": "awq", "bits": 4, "zero_point": True}
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (None, None),
+        (Loaded().to_dict(), "awq, 4 bits, asymmetric, activations not quantised"),
+        (Loaded(), "awq, 4 bits, asymmetric, activations not quantised"),
+    ],
+    ids=["none", "dict", "object"],
+)
+def test_the_scheme_of_a_running_model_is_in_the_fingerprint(found: Any, text: str | None) -> None:
+    class Config:
+        architecture = "X"
+        hf_config = SimpleNamespace(quantization_config=found)
+
+        @staticmethod
+        def get_diff_sampling_param() -> dict[str, Any]:
+            return {}
+
+    engine = SimpleNamespace(vllm_config=SimpleNamespace(model_config=Config))
+    fields = model_fields(SimpleNamespace(llm_engine=engine), name="m")
+    assert fields["model.quantization"] == text
+    kept = Fingerprint.build({name: v for name, v in fields.items() if v is not None})
+    assert kept.for_stamp().values().get("model.quantization") == text

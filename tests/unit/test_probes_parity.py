@@ -96,7 +96,11 @@ def full_fingerprint() -> Fingerprint:
         "torch.reduced_precision": "bf16=True, fp16=True",
     }
     fingerprint = collect_environment(
-        control_report=report, engine_fields=engine, model_fields=model.collect(PARTS)
+        control_report=report,
+        engine_fields=engine,
+        model_fields=model.collect(
+            PARTS, quantization="compressed-tensors, 8 bits, asymmetric, activations not quantised"
+        ),
     )
     return fingerprint.with_values(largest)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jupyter_detllm.doctor.finding import Finding, Look, Severity
 from jupyter_detllm.doctor.options import given_options, is_truthy
-from jupyter_detllm.doctor.quantisation import Scheme, scheme_of
 from jupyter_detllm.doctor.scene import Scene
+from jupyter_detllm.probes.quantisation import Scheme, scheme_of
 
 __all__ = ["look"]
 

@@ -48,6 +48,7 @@ export const FIELDS: { readonly [name: string]: readonly [boolean, number, strin
   "model.chat_template": [false, 98, "Another chat template puts other tokens around the same message."],
   "model.generation_config": [false, 8, "They are already part of the resolved parameters of every request."],
   "model.name": [false, 2, "A name alone changes nothing."],
+  "model.quantization": [true, 89, "Dynamic activation scales follow what is in the step; other schemes, other kernels."],
   "model.revision": [false, 5, "The digests decide; a revision says where the files came from."],
   "model.tokenizer": [false, 99, "Another tokenizer turns the same prompt into other token ids."],
   "model.weights": [false, 100, "Other weights are another model: nothing can be compared."],
