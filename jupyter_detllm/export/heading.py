@@ -15,11 +15,9 @@ def heading(form: str, environment: Environment) -> list[str]:
     Nothing in them comes from the notebook but digests and what fits a strict pattern.
     """
     levels = ", ".join(level.value for level in environment.levels)
-    held = (
-        f"the whole package list, {len(environment.pins)} packages"
-        if environment.whole
-        else f"what the stamp itself holds, {len(environment.pins)} packages"
-    )
+    count = len(environment.pins)
+    held = "the whole package list" if environment.whole else "what the stamp itself holds"
+    held += f", {count} package{'' if count == 1 else 's'}"
     return [
         f"# {MARK} --to {form}`: fingerprint {environment.digest}, level {levels}",
         f"# Python {environment.python or 'unknown'}; {held}",

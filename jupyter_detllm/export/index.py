@@ -31,6 +31,7 @@ _TIMEOUT = 1200
 _PATIENCE = 3
 _SILENT = "the index did not answer"
 _GONE = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)==")
+_FORBIDDEN = re.compile(r"Cannot install ([A-Za-z0-9._-]+)==")
 _UNREACHABLE = re.compile(
     r"Retrying \(|Could not fetch URL|NewConnectionError|ProxyError|Max retries exceeded"
     r"|Name or service not known|Temporary failure in name resolution"
@@ -143,13 +144,12 @@ class _Asked:
             if code == 0:
                 self._keep(out, left)
                 return True
-            gone = _GONE.search(err)
+            gone = _GONE.search(err) or _FORBIDDEN.search(err)
             name = re.sub(r"[-_.]+", "-", gone[1]).lower() if gone else ""
             if name not in left:
                 raise _failed(err)
             del left[name]
-            silent = _UNREACHABLE.search(err) is not None
-            self.omitted[name] = _SILENT if silent else "the index has no wheel of this version"
+            self.omitted[name] = _reason(err)
             if list(self.omitted.values()).count(_SILENT) >= _PATIENCE:
                 return False
         return True
@@ -175,6 +175,12 @@ class _Asked:
             if pin.name not in self.files:
                 omitted.setdefault(pin.name, _SILENT)
         return Resolution(self.files, omitted, unreachable)
+
+
+def _reason(err: str) -> str:
+    if not _GONE.search(err):
+        return "the constraints of pip's configuration forbid it"
+    return _SILENT if _UNREACHABLE.search(err) else "the index has no wheel of this version"
 
 
 def _failed(err: str) -> DetLLMError:

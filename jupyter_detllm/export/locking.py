@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 
 from jupyter_detllm.errors import DetLLMError, UsageError
@@ -48,6 +49,9 @@ def lock(environment: Environment, *, run: Runner = run_pip) -> Locked:
     local = sum(file.is_local for file in answer.files.values())
     if local:
         remarks.append(f"{local} of {len(answer.files)} wheels lie on this machine only")
+    recorded = environment.fingerprint.values().get("hardware.machine")
+    if recorded is not None and recorded != platform.machine():
+        remarks.append(f"the wheels are those for this machine, {platform.machine()}")
     own = environment.own
     if own is not None and own.name in answer.omitted:
         remarks.append(f"{own}: {answer.omitted[own.name]}; install it from where you have it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,9 @@ def url(name: str, version: str = "1.0", host: str = HOST) -> str:
     return f"{host}/{name.replace('-', '_')}-{version}-py3-none-any.whl"
 
 
+REPORT = json.dumps({"install": [Pip({}).item("c", {"c": url("c")})]})
+
+
 def answer(pip: Pip, *names: str, **options: Any) -> Resolution:
     return resolve([Pin(name, "1.0") for name in names], run=pip, **options)
 
@@ -72,6 +76,14 @@ def test_what_the_index_lacks_is_omitted_by_name_and_the_others_are_not() -> Non
     assert list(found.files) == ["b"]
     assert set(found.omitted) == {"a", "c"}
     assert not found.unreachable
+
+
+def test_what_constraints_forbid_is_omitted() -> None:
+    said = "ERROR: Cannot install A_b==1.0 because these package versions have conflicting needs."
+    answers = [(1, "", f"{said}\nERROR: ResolutionImpossible: for help visit"), (0, REPORT, "")]
+    found = resolve([Pin("a-b", "1.0"), Pin("c", "1.0")], run=lambda _: answers.pop(0))
+    assert found.files == {"c": LockedFile(url("c"), SHA)}
+    assert found.omitted == {"a-b": "the constraints of pip's configuration forbid it"}
 
 
 @pytest.mark.parametrize("hashes", [{}, {"md5": "0"}, {"sha256": "XY"}, {"sha256": None}])
@@ -170,6 +182,13 @@ def test_what_is_left_out_of_a_lock_file_is_named() -> None:
     assert done.omitted == ("anyio==4.16.0: the index has no wheel of this version",)
     assert any("1 of 6 wheels lie on this machine" in line for line in done.remarks)
     assert any(line.startswith("jupyter-detllm==0.1.0") for line in done.remarks)
+
+
+def test_wheels_for_another_machine_than_the_recorded_one_are_told() -> None:
+    for machine, told in ((platform.machine(), False), ("riscv64", True)):
+        fields = {"software.numpy": "2.3.5", "hardware.machine": machine}
+        done = lock(environment(fields), run=everything())
+        assert any("for this machine" in line for line in done.remarks) is told
 
 
 def test_a_lock_file_that_would_install_nothing_is_not_made() -> None:
