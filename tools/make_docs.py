@@ -1,7 +1,7 @@
 """Reference pages generated from the tables in the code.
 
-``python -m tools.make_docs`` writes ``docs/controls.md``, ``docs/fields.md`` and
-``docs/verdicts.md``; with ``--check`` it exits 1 when one of them is not current.
+``python -m tools.make_docs`` writes the pages of `PAGES` in ``docs/``; with ``--check`` it
+exits 1 when one of them is not current.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jupyter_detllm.core.fields import FIELDS
 from jupyter_detllm.core.fieldspec import Group
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.verdict import RULES
+from jupyter_detllm.doctor.table import KINDS
 
 __all__ = ["PAGES", "main"]
 
@@ -93,7 +94,26 @@ def verdicts() -> str:
     )
 
 
-PAGES = {"controls.md": controls, "fields.md": fields, "verdicts.md": verdicts}
+def findings() -> str:
+    """Return the page of what a doctor looks for."""
+    rows = [(f"`{kind.name}`", kind.title, kind.needs or "always looked at") for kind in KINDS]
+    return "\n".join(
+        [
+            "# Kinds of finding\n",
+            NOTE,
+            "What `jupyter detllm doctor` and `%detllm doctor` look for ([doctor.md](doctor.md)). "
+            "Where there is nothing for a kind to look at, the report says so.\n",
+            _table(("kind", "looks for", "in"), rows),
+        ]
+    )
+
+
+PAGES = {
+    "controls.md": controls,
+    "fields.md": fields,
+    "findings.md": findings,
+    "verdicts.md": verdicts,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -99,6 +99,6 @@ def _activations(found: Mapping[str, object], method: str) -> str:
     scheme = found.get("activation_scheme")
     if scheme in ("static", "dynamic"):
         return str(scheme)
-    if method in ("awq", "gptq", "gguf", "aqlm", "hqq"):
+    if method in ("awq", "gptq", "gguf", "aqlm", "hqq") or found.get("load_in_4bit") is True:
         return "none"  # weight-only methods
     return "unknown"

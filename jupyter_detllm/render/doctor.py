@@ -33,7 +33,7 @@ def doctor_text(report: DoctorReport) -> str:
             needs.setdefault(result.kind.needs, []).append(result.kind.name)
     for need, names_of in needs.items():
         lines.append(f"not looked at, for want of {need}: {', '.join(dict.fromkeys(names_of))}")
-    counts = [f"{report.count(s)} {s}" for s in Severity if report.count(s)]
+    counts = [f"{s} {report.count(s)}" for s in Severity if report.count(s)]
     code = report.exit_code
     lines.append(f"{', '.join(counts) or 'no finding'}: {_VERDICT[code]} (exit code {code})")
     return "\n".join(lines) + "\n"

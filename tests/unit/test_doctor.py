@@ -257,7 +257,7 @@ def test_the_command(quiet: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert out.startswith(f"wrong    unseeded_sampling  {quiet}/a.ipynb: cell 1, line 2\n")
     assert "\n  mend: seed=0, another for each request" in out
-    assert out.endswith("1 wrong: something is wrong or at risk (exit code 1)\n")
+    assert out.endswith("wrong 1: something is wrong or at risk (exit code 1)\n")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.doctor import kinds
 from jupyter_detllm.doctor.code import read_code
 from jupyter_detllm.doctor.finding import Finding, Severity
+from jupyter_detllm.doctor.kinds.deterministic_algorithms import ALWAYS, SOMETIMES
 from jupyter_detllm.doctor.scene import Live, ModelConfig, Scene
 from jupyter_detllm.doctor.table import KINDS
 from jupyter_detllm.probes.gpu_health import GpuHealth
@@ -148,7 +150,7 @@ FOUND: dict[str, list[tuple[Scene, list[Severity]]]] = {
     "deterministic_algorithms": [
         (
             cells(
-                "import torch\ntorch.use_deterministic_algorithms(True)\nx.kthvalue(2)", base=CUDA
+                "import torch\ntorch.use_deterministic_algorithms(True)\nx.put_(i, y)", base=CUDA
             ),
             [WRONG],
         ),
@@ -362,6 +364,21 @@ def test_without_what_it_needs_it_does_not_say_that_all_is_well(row: Any) -> Non
 def test_a_driver_that_does_not_answer_is_unknown(name: str) -> None:
     (item,) = found_in(name, replace(CUDA, gpus=None))
     assert (item.severity, item.mend) == (UNKNOWN, "nvidia-smi")
+
+
+def test_the_operators_are_those_that_torch_names() -> None:
+    torch = pytest.importorskip("torch")
+    text = torch.use_deterministic_algorithms.__doc__
+    text = text[text.index("will throw a\n    :class:`RuntimeError` when ``mode=True``") :]
+    named = set(re.findall(r":(?:func|class|meth):`[\w.]*?(\w+)`", text))
+    assert sorted((ALWAYS | SOMETIMES) - named) == []
+
+
+def test_an_operator_that_has_none_only_at_times_is_a_risk() -> None:
+    on = "import torch\ntorch.use_deterministic_algorithms(True)"
+    (item,) = found_in("deterministic_algorithms", cells(on, "torch.cumsum(x, 0)", base=CUDA))
+    assert (item.severity, item.where) == (RISK, "cell 2, line 1")
+    assert found_in("deterministic_algorithms", cells("torch.histc(x)", on, base=CUDA)) == []
 
 
 def test_late_controls_are_named_with_what_is_in_force() -> None:

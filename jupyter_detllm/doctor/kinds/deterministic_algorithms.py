@@ -7,20 +7,20 @@ from jupyter_detllm.doctor.finding import Finding, Look, Severity
 from jupyter_detllm.doctor.scene import Scene
 from jupyter_detllm.probes.platform import Platform
 
-__all__ = ["look"]
+__all__ = ["ALWAYS", "SOMETIMES", "look"]
 
-#: On CUDA torch raises for these, forward or backward (its notes on
-#: `use_deterministic_algorithms`).
-_WITHOUT = frozenset(
+#: Operators for which torch raises on CUDA (its notes on `use_deterministic_algorithms`).
+ALWAYS = frozenset({"histc", "put_", "MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d", "NLLLoss"})
+#: Those for which it does in some modes, for some types, or where they are differentiated.
+SOMETIMES = frozenset(
     {
-        *("histc", "kthvalue", "median", "put_", "resize_", "cumsum", "bincount"),
-        *("grid_sample", "ctc_loss", "CTCLoss", "NLLLoss", "EmbeddingBag", "embedding_bag"),
-        *("AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool2d", "AvgPool3d"),
-        *("FractionalMaxPool2d", "FractionalMaxPool3d", "MaxPool3d", "MaxUnpool2d"),
-        *("MaxUnpool3d", "ReflectionPad1d", "ReflectionPad3d", "ReplicationPad1d"),
-        *("ReplicationPad2d", "ReplicationPad3d", "interpolate", "Upsample"),
+        *("AvgPool3d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool2d"),
+        *("FractionalMaxPool2d", "FractionalMaxPool3d", "interpolate", "grid_sample"),
+        *("ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d", "CTCLoss", "EmbeddingBag"),
+        *("bincount", "median", "cumsum"),
     }
 )
+_ELSEWHERE = ("numpy.", "statistics.", "pandas.", "scipy.")
 _STEPWISE = "start without it and let `jupyter detllm bisect` name what is needed"
 
 
@@ -56,10 +56,13 @@ def _in_code(code: Code, platform: Platform) -> list[Finding]:
         warns = call.keyword("warn_only") is True
         for place, name in _operators(code, call.place):
             what = "warns" if warns else "raises an error"
-            severity = Severity.RISK if warns else Severity.WRONG
+            when = "" if name in ALWAYS else ", in some modes or where it is differentiated,"
+            severity = Severity.WRONG if name in ALWAYS and not warns else Severity.RISK
             if platform is Platform.CPU:
-                what, severity = f"{what} on CUDA", Severity.NOTE
-            evidence = f"{name} has no deterministic algorithm: {call.place} makes that it {what}"
+                severity = Severity.NOTE
+            evidence = (
+                f"{name} on CUDA{when} {what}: deterministic algorithms are on ({call.place})"
+            )
             found.append(Finding(severity, evidence, _STEPWISE if warns else mend, str(place)))
     return found
 
@@ -69,6 +72,6 @@ def _operators(code: Code, after: Place) -> list[tuple[Place, str]]:
         (call.place, call.name.rsplit(".", 1)[-1])
         for call in code.calls
         if call.place > after
-        and call.name.rsplit(".", 1)[-1] in _WITHOUT
-        and not call.name.startswith(("numpy.", "statistics.", "pandas."))
+        and call.name.rsplit(".", 1)[-1] in ALWAYS | SOMETIMES
+        and not call.name.startswith(_ELSEWHERE)
     ]
