@@ -37,9 +37,10 @@ def list_digest(packages: Sequence[str]) -> str:
 
 
 def stamps_of(view: NotebookView) -> tuple[Stamp, ...]:
-    """Return the references of a notebook, or, where it has none, what its outputs carry."""
-    references = tuple(cell.reference for cell in view.cells if cell.reference is not None)
-    return references or tuple(cell.actual for cell in view.cells if cell.actual is not None)
+    """Return the references with a fingerprint, or, where there are none, what outputs carry."""
+    references = [cell.reference for cell in view.cells if cell.reference is not None]
+    actuals = [cell.actual for cell in view.cells if cell.actual is not None]
+    return tuple(stamp for stamp in references if stamp.fingerprint is not None) or tuple(actuals)
 
 
 def list_digests(view: NotebookView, fingerprint: str) -> frozenset[str]:

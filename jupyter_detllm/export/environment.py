@@ -111,8 +111,10 @@ def _none(view: NotebookView, digest: str) -> UsageError:
     problems = [*view.problems, *(p for cell in view.cells for p in cell.problems)]
     if problems:
         return UsageError(f"the notebook holds no fingerprint that can be read: {problems[0]}")
+    stamped = any(cell.reference is not None for cell in view.cells)
+    why = "its shared metadata is gone" if stamped else "no cell is stamped"
     return UsageError(
-        "the notebook holds no fingerprint: no cell is stamped",
+        f"the notebook holds no fingerprint: {why}",
         fix="jupyter detllm rerun --save NOTEBOOK",
     )
 

@@ -128,6 +128,15 @@ def test_a_notebook_without_stamps_says_so(data: dict[str, Any]) -> None:
         environment_of(data)
 
 
+def test_without_shared_metadata_the_outputs_tell_or_nothing_does() -> None:
+    data = book()
+    del data["metadata"]["detllm"]
+    assert environment_of(data).pins == environment().pins
+    data["cells"][0]["outputs"] = []
+    with pytest.raises(UsageError, match="shared metadata is gone"):
+        environment_of(data)
+
+
 def test_a_broken_stamp_is_no_environment() -> None:
     data = notebook(stamped_cell())
     data["cells"][0]["outputs"][0]["metadata"]["detllm"]["level"] = "seeded"
