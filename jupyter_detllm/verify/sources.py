@@ -24,7 +24,7 @@ from jupyter_detllm.verify.layout import BOM, JsonStyle
 
 __all__ = ["NotebookFile", "digest_of_file", "parse_notebook", "read_bytes", "read_file"]
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16
 _MAX_OTHER = 8_000_000
 """A file of more bytes that is no notebook is no fingerprint either: it is not read whole."""
 
