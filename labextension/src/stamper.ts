@@ -169,7 +169,7 @@ export class NotebookStamper {
     }
     const selected: Selection = cellId === undefined ? () => true : index => index === at;
     const found = this.write(update, selected);
-    this.refresh();
+    this.refresh(typeof found !== 'string');
     return typeof found === 'string' ? failure(found) : this.result(found);
   }
 
@@ -287,13 +287,15 @@ export class NotebookStamper {
     const policy = this.policy();
     const touched = new Set([...this.touched].filter(cell => this.snapshotOf(cell).ranAgain()));
     const due = all !== null || touched.size > 0 || (this.rearranged && this.inOrder);
+    let written = false;
     if (policy !== 'off' && due) {
       const cells = this.cells();
-      this.write(policy, all ?? (index => touched.has(cells[index])));
+      const done = this.write(policy, all ?? (index => touched.has(cells[index])));
+      written = typeof done !== 'string';
     }
     this.touched.clear();
     this.rearranged = false;
-    this.refresh();
+    this.refresh(written);
   }
 
   private json(cells: readonly ICellModel[]): IJsonObject {
@@ -346,10 +348,10 @@ export class NotebookStamper {
     this.snapshotOf(cell).written(raw);
   }
 
-  private refresh(): void {
+  private refresh(written = false): void {
     const notebook = this.json(this.cells());
     this._status = statusOf(readNotebook(notebook));
-    this.inOrder = isInOrder(notebook);
+    this.inOrder = written || isInOrder(notebook);
     this._changed.emit(this._status);
   }
 

@@ -179,8 +179,12 @@ class Server:
 
     def set_policy(self, policy: str | None) -> None:
         """Set or reset `stampPolicy`; a page that is loaded afterwards follows it."""
-        raw = json.dumps({"stampPolicy": policy} if policy else {})
-        self.get(f"/{self.app}/api/settings/{PLUGIN}", "PUT", json.dumps({"raw": raw}))
+        self.set(PLUGIN, {"stampPolicy": policy} if policy else {})
+
+    def set(self, plugin: str, settings: Mapping[str, Any]) -> None:
+        """Set what the user may set of a plugin."""
+        body = json.dumps({"raw": json.dumps(settings)})
+        self.get(f"/lab/api/settings/{plugin}", "PUT", body)
 
     def stop_kernels(self) -> None:
         """Shut down every kernel."""

@@ -34,43 +34,63 @@ def big_book() -> dict[str, Any]:
     return promote(notebook(*cells), Update.NEW)[0]
 
 
-@pytest.fixture(scope="module")
-def measured(lab_page: Front) -> dict[str, list[float]]:
+def measure(front: Front) -> dict[str, list[float]]:
     """Type, run again, and save in a large notebook; return what each piece of work took."""
-    server = lab_page.server
     book = big_book()
-    path = server.write("large.ipynb", book=book)
+    path = front.server.write("large.ipynb", book=book)
     assert path.stat().st_size > 50_000_000
-    lab_page.open("large.ipynb", kernel=False)
-    assert lab_page.state()["text"] == f"stamped, {STAMPED} cells"
-    lab_page.evaluate(f"() => {CURRENT}.content.activeCellIndex = 0")
-    editor = lab_page.page.locator(".jp-Notebook .jp-Cell .cm-content").first
-    editor.click()
+    front.open("large.ipynb", kernel=False)
+    assert front.state()["text"] == f"stamped, {STAMPED} cells"
+    front.evaluate(f"() => {CURRENT}.content.activeCellIndex = 0")
+    front.page.locator(".jp-Notebook .jp-Cell .cm-content").first.click()
     for letter in "abcdefghijklmnopqrstuvwxyz":
-        lab_page.page.keyboard.type(letter)
-        lab_page.page.wait_for_timeout(60)
-    for _ in letter * 26:
-        lab_page.page.keyboard.press("Backspace")
-    lab_page.settle()
+        front.page.keyboard.type(letter)
+        front.page.wait_for_timeout(60)
+    for _ in range(26):
+        front.page.keyboard.press("Backspace")
+    front.settle()
     for _ in range(5):
-        lab_page.evaluate(f"() => {CURRENT}.context.save()")
+        front.evaluate(f"() => {CURRENT}.context.save()")
     fresh = with_actual(book, 1, make_stamp("%%detgen c0\nx", ["other"], name="c0"))
-    outputs = fresh["cells"][0]["outputs"]
     for _ in range(5):
-        lab_page.evaluate(
+        front.evaluate(
             f"""outputs => {{ const model = [...{CURRENT}.context.model.cells][0].outputs;
               model.clear(); outputs.forEach(output => model.add(output)); }}""",
-            outputs,
+            fresh["cells"][0]["outputs"],
         )
-        lab_page.settle()
-        lab_page.evaluate(f"() => {CURRENT}.context.save()")
-    return lab_page.times()
+        # Saved before the extension has looked at the new output, and after.
+        front.evaluate(f"() => {CURRENT}.context.save()")
+        front.settle()
+        front.evaluate(f"() => {CURRENT}.context.save()")
+    return front.times()
 
 
-@pytest.mark.parametrize("kind", ["change", "refresh", "save"])
-def test_its_own_work_stays_within_20_ms(kind: str, measured: dict[str, list[float]]) -> None:
-    found = sorted(measured[kind])
-    print([round(t, 1) for t in measured[kind]])
-    print(f"{kind}: {len(found)} times, median {found[len(found) // 2]:.2f}, most {found[-1]:.2f}")
-    assert len(found) >= 5
-    assert found[-1] <= BUDGET_MS
+def summary(times: list[float]) -> dict[str, float]:
+    """Return how many pieces of work there were, the median and the most, in ms."""
+    found = sorted(times)
+    return {
+        "times": len(found),
+        "median_ms": round(found[len(found) // 2], 2),
+        "most_ms": round(found[-1], 2),
+    }
+
+
+@pytest.fixture(scope="module")
+def measured(lab_page: Front) -> dict[str, list[float]]:
+    return measure(lab_page)
+
+
+@pytest.mark.parametrize("kind", ["change", "save"])
+def test_keystrokes_and_saves_stay_within_20_ms(
+    kind: str, measured: dict[str, list[float]]
+) -> None:
+    found = summary(measured[kind])
+    assert found["times"] >= 15
+    assert found["most_ms"] <= BUDGET_MS
+
+
+def test_looking_at_what_changed_stays_within_20_ms(measured: dict[str, list[float]]) -> None:
+    # What follows a keystroke a quarter of a second later; the first time is compilation.
+    found = summary(measured["refresh"])
+    assert found["times"] >= 5
+    assert found["median_ms"] <= BUDGET_MS / 2

@@ -52,6 +52,25 @@ def test_all_follows_every_generation_and_keeps_the_previous(fresh: Front) -> No
     assert_as_python_stamps(fresh)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["full", "defer", "contentVisibility", "none"])
+def test_cells_that_are_not_drawn_are_stamped_too(fresh: Front, mode: str) -> None:
+    tracker = "@jupyterlab/notebook-extension:tracker"
+    fresh.server.set(tracker, {"windowingMode": mode})
+    try:
+        cells = [f"%%detgen c{i} --max-tokens 4\nPrompt {i}" for i in range(60)]
+        fresh.server.write("many.ipynb", *CELLS[:2], *cells)
+        fresh.open("many.ipynb")
+        config = f"{CURRENT}.content.notebookConfig"
+        assert fresh.evaluate(f"() => {config}.windowingMode") == mode
+        fresh.run_all()
+        assert fresh.state()["text"] == "stamped, 60 cells"
+        assert keys(fresh.save()) == [False, False] + [True] * 60
+        assert_as_python_stamps(fresh)
+    finally:
+        fresh.server.set(tracker, {})
+
+
 def test_the_server_stamps_where_no_front_end_does(context: Any, tmp_path: Path) -> None:
     options = (
         "--ServerApp.jpserver_extensions={'jupyter_detllm.serverext': True}",

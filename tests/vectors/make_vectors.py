@@ -205,6 +205,14 @@ def stamps() -> Vectors:
     }
 
 
+def _other_batch(level: Level) -> dict[str, Any]:
+    """Return a notebook whose cell sent its prompts one by one, and got another text."""
+    source = "%%detgen pair\nOne.\n---\nTwo."
+    old = make_stamp(source, ["One.", "Two."], name="pair", level=level)
+    new = make_stamp(source, ["One.", "2."], name="pair", level=level, one_call_each=True)
+    return with_actual(promote(notebook(stamped_cell(source, old)), Update.NEW)[0], 1, new)
+
+
 def _books() -> dict[str, dict[str, Any]]:
     source = "%%detgen haiku\nWrite a haiku."
     old = make_stamp(source, ["An old pond."], name="haiku")
@@ -225,6 +233,7 @@ def _books() -> dict[str, dict[str, Any]]:
     later = json.loads(json.dumps(done))
     later["cells"][1]["metadata"]["detllm"]["schema"] = "detllm.cell/2"
     return {
+        **{f"another batch, {level}": _other_batch(level) for level in Level},
         "nothing of ours": notebook(cell("1 + 1")),
         "a first stamp": plain,
         "already promoted": done,
