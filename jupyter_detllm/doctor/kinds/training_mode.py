@@ -19,7 +19,7 @@ def look(scene: Scene) -> Look:
         found.append(Finding(Severity.UNKNOWN, evidence, "MODEL.eval()", "this kernel"))
     elif scene.live is not None and scene.live.training is not None:
         for name, layers in sorted(scene.live.training.items()):
-            evidence = f"{name} is in training mode, with {layers} layers of dropout on"
+            evidence = f"{name} is in training mode; layers of dropout on: {layers}"
             found.append(Finding(Severity.WRONG, evidence, f"{name}.eval()", "this kernel"))
     return found + ([] if scene.code is None else _in_code(scene.code))
 
