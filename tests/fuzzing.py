@@ -53,12 +53,15 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
     return value
 
 
-def damaged(raw: bytes, rng: random.Random) -> bytes:
-    """Return the notebook with one to three kinds of damage."""
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        harm = rng.choice((_bytes, _bytes, _json, _json, _json, _ours, _ours))
+def damaged(raw: bytes, rng: random.Random) -> tuple[bytes, bool]:
+    """Return the notebook with one to three kinds of damage, and whether one was a forgery."""
+    harms = [
+        rng.choice((_bytes, _bytes, _json, _json, _json, _ours, _ours))
+        for _ in range(rng.choice((1, 1, 1, 2, 3)))
+    ]
+    for harm in harms:
         raw = harm(raw, rng)
-    return raw
+    return raw, _ours in harms
 
 
 def _bytes(raw: bytes, rng: random.Random) -> bytes:
@@ -182,6 +185,19 @@ def verified(cell: Any) -> tuple[str, str] | None:
     return left, right
 
 
+def _plain(value: Any) -> Any:
+    """Return parameters with each number in one spelling: 0.0 for "-0.0", 0 and "0"."""
+    if not isinstance(value, dict):
+        return value
+    out = {}
+    for key, item in value.items():
+        try:
+            out[key] = float(item) + 0.0
+        except (TypeError, ValueError, OverflowError):
+            out[key] = item
+    return out
+
+
 def _content(stamp: Any) -> str:
     requests = ("kind", "messages", "prompt", "prompt_token_ids", "params", "seeds")
     generations = ("prompt", "completion", "token_ids", "finish_reason", "text", "offsets")
@@ -189,7 +205,7 @@ def _content(stamp: Any) -> str:
     return json.dumps(
         [
             [
-                [[r.get(key) for key in requests] for r in call["requests"]],
+                [[_plain(r.get(key)) for key in requests] for r in call["requests"]],
                 [
                     [
                         [g.get(key) for key in generations],

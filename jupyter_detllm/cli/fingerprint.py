@@ -12,7 +12,8 @@ from jupyter_detllm.cli._output import notice, write, write_json
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.fieldspec import Group
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
-from jupyter_detllm.core.notebook import read_notebook
+from jupyter_detllm.core.notebook import NotebookView, read_notebook
+from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.errors import StampError, UsageError
 from jupyter_detllm.render.visible import clip, visible
 from jupyter_detllm.verify.atomic import check_writable, replace_file
@@ -54,14 +55,7 @@ def _environment(args: argparse.Namespace) -> int:
 
 def _of_notebook(args: argparse.Namespace) -> int:
     view = read_notebook(read_file(args.notebook).data)
-    found = dict(view.fingerprints)
-    users: dict[str, list[str]] = {digest: [] for digest in found}
-    for cell in view.cells:
-        for side, stamp in (("reference", cell.reference), ("output", cell.actual)):
-            if stamp is not None and stamp.fingerprint is not None:
-                digest = str(stamp.fingerprint_digest)
-                found.setdefault(digest, stamp.fingerprint)
-                users.setdefault(digest, []).append(f"{cell.label}, {side}")
+    found, users = _used(view)
     problems = [*view.problems, *(p for cell in view.cells for p in cell.problems)]
     for problem in problems:
         notice(f"error: {args.notebook}: {problem}")
@@ -76,6 +70,24 @@ def _of_notebook(args: argparse.Namespace) -> int:
         notice(f"{args.notebook} holds no fingerprint: no cell is stamped")
         return 3
     return 0
+
+
+def _used(view: NotebookView) -> tuple[dict[str, Fingerprint], dict[str, list[str]]]:
+    """Return the fingerprints by digest, with the model where it is one, and who used each."""
+    users: dict[str, list[str]] = {digest: [] for digest in view.fingerprints}
+    models: dict[str, dict[ModelIdentity, Fingerprint]] = {}
+    for cell in view.cells:
+        for side, stamp in (("reference", cell.reference), ("output", cell.actual)):
+            environment = stamp.environment if stamp is not None else None
+            if stamp is not None and environment is not None:
+                digest = str(stamp.fingerprint_digest)
+                users.setdefault(digest, []).append(f"{cell.label}, {side}")
+                models.setdefault(digest, {}).setdefault(stamp.model, environment)
+    found = dict(view.fingerprints)
+    for digest, (first, *others) in ((d, [*m.values()]) for d, m in models.items()):
+        plain = Fingerprint(first.numerics, {}, first.informational)
+        found[digest] = found.get(digest, plain) if others else first
+    return found, users
 
 
 def _json(fingerprint: Fingerprint) -> dict[str, Json]:

@@ -135,6 +135,16 @@ class Stamp:
         return content_digest(self._content(store_prompt=True))
 
     @property
+    def environment(self) -> Fingerprint | None:
+        """The fingerprint with the model's name and digests, None where there is none."""
+        stamped = self.fingerprint
+        if stamped is None:
+            return None
+        identity = {name: value for name, value in self.model.fields().items() if value is not None}
+        informational = {**stamped.informational, "model.name": self.model.name}
+        return Fingerprint(stamped.numerics, identity, informational)
+
+    @property
     def requests(self) -> tuple[GenerationRequest, ...]:
         """All requests, in order."""
         return tuple(request for call in self.calls for request in call.requests)

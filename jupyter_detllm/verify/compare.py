@@ -226,20 +226,13 @@ def _remember(cell: CellView | None, side: _Side, known: dict[str, tuple[Fingerp
         known[side.name] = (side.fingerprint, str(side.fingerprint.digest))
         return side.name
     stamp = side.stamp(cell)
-    if stamp is None or stamp.fingerprint is None:
+    found = stamp.environment if stamp is not None else None
+    if stamp is None or found is None:
         return ""
-    memory = sorted(stamp.fingerprint.informational.items())
-    key = f"{side.name} {stamp.fingerprint_digest} {stamp.model} {memory}"
-    if key not in known:
-        known[key] = (_of_stamp(stamp, stamp.fingerprint), str(stamp.fingerprint_digest))
+    told = sorted([*found.identity.items(), *found.informational.items()])
+    key = f"{side.name} {stamp.fingerprint_digest} {told}"
+    known.setdefault(key, (found, str(stamp.fingerprint_digest)))
     return key
-
-
-def _of_stamp(stamp: Stamp, stamped: Fingerprint) -> Fingerprint:
-    """Return a stamp's fingerprint with its model."""
-    identity = {name: value for name, value in stamp.model.fields().items() if value is not None}
-    informational = {**stamped.informational, "model.name": stamp.model.name}
-    return Fingerprint(stamped.numerics, identity, informational)
 
 
 def _environment(

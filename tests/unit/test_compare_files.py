@@ -441,3 +441,30 @@ def test_only_the_stamps_that_are_compared_are_read(tmp_path: Path) -> None:
     save(b, broken)
     (found,) = only(compare_paths(a, b)).cells
     assert found.verdict is Verdict.ERROR
+
+
+def test_a_notebook_agrees_with_the_fingerprint_taken_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, fingerprint = tmp_path / "a.ipynb", tmp_path / "fp.json"
+    save(a, promoted(stamped_cell(SOURCE)))
+    assert main(["fingerprint", str(a), "--out", str(fingerprint)]) == 0
+    report = compare_paths(a, fingerprint)
+    assert only(report).environment[0].fields == ()
+    assert only(report).environment[0].missing == ()
+    assert report.exit_code == 0
+    # Another model is told, though its fingerprint has the same digest.
+    other = replace(MODEL, name="other", weights=MODEL.tokenizer)
+    book = promoted(stamped_cell(SOURCE, make_stamp(SOURCE, name="haiku", model=other)))
+    report = compare_paths(save(tmp_path / "b.ipynb", book), fingerprint)
+    assert fields_of(report) == ["model.weights"]
+    assert report.exit_code == 3  # not comparable
+    # Two models under one fingerprint: it says nothing of either.
+    two = "%%detgen two\nWrite."
+    book = promoted(
+        stamped_cell(SOURCE), stamped_cell(two, make_stamp(two, name="two", model=other))
+    )
+    save(a, book)
+    assert main(["fingerprint", str(a), "--out", str(fingerprint)]) == 0
+    assert "identity" not in json.loads(fingerprint.read_text())
+    capsys.readouterr()
