@@ -1,29 +1,25 @@
-"""Starts one run of a bisection in a child process, and waits for it."""
+"""One run of a bisection: the recorded requests of a cell, sent by a process of its own."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.generation import Generation
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp
 from jupyter_detllm.core.stamp_reader import read_stamp
-from jupyter_detllm.errors import StampError
-from jupyter_detllm.verify.kernels import ended_how, last_lines
+from jupyter_detllm.core.verdict import model_differences
+from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.errors import DetLLMError
+from jupyter_detllm.verify.engine_start import Modifiers
+from jupyter_detllm.verify.job import Circumstances, Job, JobBatch, Scores, Task
+from jupyter_detllm.verify.worker import run_in_worker
 
 __all__ = ["Run", "Runner", "run_in_child"]
-
-_MODULE = "jupyter_detllm.verify.bisect_child"
-_GRACE = 5.0  # seconds a child has to end by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,8 @@ def run_in_child(job: Mapping[str, Any], environ: Mapping[str, str], timeout: fl
     Parameters
     ----------
     job
-        As `bisect_child.run_job` takes it.
+        ``stamp`` (the recorded one, as stored), ``calls`` (which of its requests share a
+        call, by number), ``engine``, ``model``, ``level``, ``options``, ``modifiers``.
     environ
         The child's variables.
     timeout
@@ -58,80 +55,93 @@ def run_in_child(job: Mapping[str, Any], environ: Mapping[str, str], timeout: fl
     Raises
     ------
     KeyboardInterrupt
-        When the user interrupts; the child is killed first.
+        When the user interrupts; the child has gone then.
     """
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="detllm-bisect-") as name:
-        folder = Path(name)
-        result, log = folder / "result.json", folder / "log.txt"
-        with log.open("wb") as output:
-            process = _start(result, environ, output)
-            try:
-                _send(process, job)
-                ended = _ended(process, timeout)
-            finally:
-                _kill(process)
-        run = _read(result) if ended else Run(None, f"it took longer than {timeout:g} s")
-        if run is None:
-            lines = last_lines(log)
-            how = f"the process ended without a result ({ended_how(process.returncode)})"
-            run = Run(None, f"{how}: {lines}" if lines else how)
+    recorded = read_stamp(job["stamp"])
+    asked = _job(job, recorded)
+    collector = _Collector(recorded.model)
+    try:
+        run_in_worker(asked, collector, environ=environ, timeout=timeout)
+        run = collector.run(recorded, asked)
+    except DetLLMError as error:
+        run = Run(None, str(error))
     return replace(run, seconds=round(time.perf_counter() - start, 2))
 
 
-def _start(result: Path, environ: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    # -P: nothing beside the notebook is imported. A session of its own: an interrupt of
-    # the terminal reaches us only, and what vLLM starts can be killed with the child.
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", _MODULE, str(result)],
-        stdin=subprocess.PIPE,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=dict(environ),
-        start_new_session=True,
+def _job(job: Mapping[str, Any], recorded: Stamp) -> Job:
+    requests = recorded.requests
+    return Job(
+        task=Task.GENERATE,
+        engine=job["engine"],
+        spec=EngineSpec(job["model"], Level(job["level"]), job["options"], recorded.root_seed),
+        modifiers=Modifiers(**job["modifiers"]),
+        identity=recorded.model,
+        batches=tuple(JobBatch(tuple(requests[i] for i in group)) for group in job["calls"]),
     )
 
 
-def _send(process: subprocess.Popen[bytes], job: Mapping[str, Any]) -> None:
-    """Send the job; the pipe stays open, since its end tells the child that we have gone."""
-    if process.stdin is None:
-        raise AssertionError("the child has a pipe for its stdin")
-    # A child that has ended already says why in its log.
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(job).encode() + b"\n")
-        process.stdin.flush()
+class _Collector:
+    """Takes what a job reports; the first problem is kept."""
 
+    def __init__(self, recorded: ModelIdentity) -> None:
+        self._recorded = recorded
+        self.other = ""
+        self.problem = ""
+        self.circumstances: Circumstances | None = None
+        self.found: dict[int, tuple[Generation, ...]] = {}
 
-def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
-    try:
-        process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+    def run(self, recorded: Stamp, job: Job) -> Run:
+        """Return what came of the job."""
+        if self.other:
+            return Run(None, other_model=self.other)
+        shared = self.circumstances
+        if self.problem or shared is None:
+            return Run(None, self.problem or "the engine said nothing")
+        calls = (Call(batch.requests, self.found[n]) for n, batch in enumerate(job.batches))
+        # As a stamp keeps it: identity stands in the model.
+        kept = Fingerprint(shared.fingerprint.numerics, {}, shared.fingerprint.informational)
+        return Run(
+            replace(
+                recorded,
+                level=job.spec.level,
+                model=shared.model,
+                fingerprint=kept,
+                fingerprint_digest=kept.digest,
+                calls=tuple(calls),
+                late=shared.late,
+                self_test=shared.self_test,
+            )
+        )
 
+    def stage(self, text: str) -> None:
+        """Nobody watches the start of a single run."""
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the child and whatever it started; nothing happens where it has ended."""
-    if process.poll() is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except (AttributeError, ProcessLookupError, PermissionError):
-            process.kill()
-        process.wait(_GRACE)
-    if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+    def other_model(self, model: ModelIdentity) -> None:
+        """Keep how the model differs."""
+        self.other = "; ".join(model_differences(self._recorded, model))
 
+    def started(self, circumstances: Circumstances) -> None:
+        """Keep the fingerprint."""
+        self.circumstances = circumstances
 
-def _read(result: Path) -> Run | None:
-    """Return what the child wrote, None where it wrote nothing."""
-    try:
-        data = json.loads(result.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    if "stamp" not in data:
-        return Run(None, str(data.get("error", "")), str(data.get("other_model", "")))
-    try:
-        return Run(read_stamp(data["stamp"], where="the child's stamp"))
-    except StampError as error:
-        return Run(None, str(error))
+    def tokens(self, batch: int, count: int) -> None:
+        """Nothing waits for single tokens here."""
+
+    def refused(self, batch: int, index: int, reason: str) -> None:
+        """Keep why a request is not run."""
+        self.problem = self.problem or reason
+
+    def generated(self, batch: int, generations: tuple[Generation, ...]) -> None:
+        """Keep the generations of a call."""
+        self.found[batch] = generations
+
+    def scored(self, batch: int, scores: tuple[Scores, ...]) -> None:
+        """Nothing is scored here."""
+
+    def finished(self) -> None:
+        """Do nothing: what was kept is read afterwards."""
+
+    def failed(self, batch: int, reason: str) -> None:
+        """Keep why a call failed."""
+        self.problem = self.problem or reason

@@ -1,7 +1,8 @@
 """A job in a process of its own: controls set before Python starts, gone with its engine.
 
-``python -m jupyter_detllm.verify.worker`` reads one job from stdin and writes one line of
-JSON per event to stdout. Nothing else gets there: what libraries print goes to stderr.
+``python -m jupyter_detllm.verify.worker`` reads one job, a line on stdin, and writes one line
+of JSON per event to stdout. Nothing else gets there: what libraries print goes to stderr. When
+stdin ends, whoever started it has gone, and so does it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -29,29 +31,49 @@ __all__ = ["run_in_worker"]
 _PATIENCE = 20.0
 
 
-def run_in_worker(job: Job, listener: Listener) -> None:
+def run_in_worker(
+    job: Job,
+    listener: Listener,
+    *,
+    environ: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+) -> None:
     """Run a job in a child process and tell `listener` what happens.
+
+    Parameters
+    ----------
+    job, listener
+        What is done, and who hears of it.
+    environ
+        The child's variables; by default this process's, and the level's controls.
+    timeout
+        Longest it may take, in seconds; then it is killed.
 
     Raises
     ------
     EngineError
-        When the engine does not start, or its process dies.
+        When the engine does not start, its process dies, or it takes too long.
     KeyboardInterrupt
         When the user interrupts; the child is gone then.
     """
     with tempfile.TemporaryDirectory(prefix="detllm-worker-") as folder:
         log = Path(folder) / "stderr.log"
-        with log.open("wb") as errors, _child(job, errors) as process:
-            if _listen(process, job, listener):
+        variables = _environment(job) if environ is None else dict(environ)
+        with log.open("wb") as errors, _child(variables, errors) as process:
+            with _limited(process, timeout) as expired:
+                done = _listen(process, job, listener)
+            if done:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_PATIENCE)
                 return
             code = process.wait()
+        if expired.is_set():
+            raise EngineError(f"it took longer than {timeout:g} s")
         raise EngineError(_death(code, log))
 
 
 @contextlib.contextmanager
-def _child(job: Job, errors: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
+def _child(variables: dict[str, str], errors: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         # -P: nothing beside the notebook is imported.
         [sys.executable, "-P", "-m", "jupyter_detllm.verify.worker"],
@@ -60,7 +82,7 @@ def _child(job: Job, errors: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
         stderr=errors,
         text=True,
         encoding="utf-8",
-        env=_environment(job),
+        env=variables,
         # The terminal's interrupt is ours to pass on, once.
         start_new_session=True,
     )
@@ -68,6 +90,25 @@ def _child(job: Job, errors: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         _end(process)
+
+
+@contextlib.contextmanager
+def _limited(process: subprocess.Popen[str], seconds: float | None) -> Iterator[threading.Event]:
+    """Kill a child after so many seconds, and note it."""
+    expired = threading.Event()
+
+    def kill() -> None:
+        expired.set()
+        _signal(process, signal.SIGKILL)
+
+    timer = threading.Timer(seconds or 0.0, kill)
+    timer.daemon = True
+    if seconds is not None:
+        timer.start()
+    try:
+        yield expired
+    finally:
+        timer.cancel()
 
 
 def _environment(job: Job) -> dict[str, str]:
@@ -83,9 +124,12 @@ def _listen(process: subprocess.Popen[str], job: Job, listener: Listener) -> boo
     """Hear a child out; return whether it did all it had to do."""
     if process.stdin is None or process.stdout is None:
         raise AssertionError("both are pipes")
-    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        json.dump(job_json(job), pipe)
-    return any(hear(line, listener) for line in process.stdout)
+    # The pipe stays open: its end tells the child that we have gone.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(job_json(job)) + "\n")
+        process.stdin.flush()
+    # A child that is killed can leave half a line.
+    return any(hear(line, listener) for line in process.stdout if line.endswith("\n"))
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -99,6 +143,9 @@ def _end(process: subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             _signal(process, signal.SIGKILL)
             process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
 
 
 def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
@@ -131,6 +178,13 @@ def _is_alone(job: Job) -> bool:
     return all(job.spec.options.get(name) in (None, 1) for name in sizes)
 
 
+def _leave_with_parent() -> None:
+    # The pipe's other end is closed when the parent ends, in whatever way.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(1)
+
+
 def _main() -> int:
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", newline="\n")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -143,7 +197,8 @@ def _main() -> int:
     # A shell's background jobs ignore it, and so would we.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        job = read_job(json.load(sys.stdin))
+        job = read_job(json.loads(sys.stdin.readline()))
+        threading.Thread(target=_leave_with_parent, daemon=True).start()
         listener.alone = _is_alone(job)
         run_job(job, listener)
     except DetLLMError as error:
