@@ -22,7 +22,7 @@ from jupyter_detllm.core.generation import (
     Sampling,
 )
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.reading import Reader
+from jupyter_detllm.core.reading import MAX_ITEMS, MAX_TEXT, Reader
 from jupyter_detllm.core.seeds import prompt_digest
 from jupyter_detllm.core.stamp import STAMP_SCHEMA, Call, ModelIdentity, Stamp, content_digest
 from jupyter_detllm.errors import CanonicalError, StampError
@@ -63,6 +63,7 @@ def read_stamp(
     try:
         reader = Reader(data, where)
         _check_schema(reader)
+        _check_sizes(reader)
         if content_digest(reader.data) != reader.digest("digest"):
             raise StampError(
                 f"{where} disagrees with its own digest: its content was changed",
@@ -72,6 +73,22 @@ def read_stamp(
         return _stamp(reader, fingerprints or {}, {} if seen is None else seen)
     except CanonicalError as error:
         raise StampError(f"{where}: {error.what}") from None
+
+
+def _check_sizes(reader: Reader) -> None:
+    """Refuse what no stamp holds before a digest is taken of it."""
+    stack: list[object] = [reader.data]
+    while stack:
+        box = stack.pop()
+        if isinstance(box, str) and len(box) > MAX_TEXT:
+            raise StampError(f"{reader.where} holds a text of more than {MAX_TEXT:,} characters")
+        if isinstance(box, Mapping):
+            stack += box.values()
+        elif isinstance(box, list):
+            if len(box) > MAX_ITEMS:
+                raise StampError(f"{reader.where} holds a list of more than {MAX_ITEMS:,} items")
+            # Token ids and offsets: their items have a size of their own.
+            stack += box if not box or not isinstance(box[0], int) else ()
 
 
 def _check_schema(reader: Reader) -> None:
