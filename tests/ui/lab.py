@@ -113,7 +113,12 @@ class Server:
         (self._folder / "config/labconfig/page_config.json").write_text(json.dumps(page))
         with (self._folder / "server.log").open("wb") as log:
             self._process = subprocess.Popen(
-                self._command(), env=self._env(), stdout=log, stderr=log, start_new_session=True
+                self._command(),
+                cwd=self._folder,
+                env=self._env(),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self._wait()
         return self

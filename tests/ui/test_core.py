@@ -145,7 +145,7 @@ def test_promotion_and_verdicts_of_the_vectors(core: Front) -> None:
 
 
 _EXAMPLES = settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -254,6 +254,7 @@ def test_restart_and_run_all_matches(lab: Front) -> None:
     assert [reference(after, i) for i in (2, 3)] == [reference(before, i) for i in (2, 3)]
 
 
+@pytest.mark.slow
 def test_two_views_share_one_stamper(lab: Front) -> None:
     lab.server.write("views.ipynb", *CELLS)
     lab.open("views.ipynb")
@@ -337,6 +338,7 @@ def test_a_cell_that_becomes_markdown_loses_its_reference(lab: Front) -> None:
     assert_as_python_stamps(lab)
 
 
+@pytest.mark.slow
 def test_a_pasted_copy_has_an_id_and_a_reference_of_its_own(lab: Front) -> None:
     unnamed = "%%detgen --max-tokens 6\nWrite."
     lab.server.write("copy.ipynb", LOAD, USE, unnamed)
@@ -354,6 +356,7 @@ def test_a_pasted_copy_has_an_id_and_a_reference_of_its_own(lab: Front) -> None:
     assert_as_python_stamps(lab)
 
 
+@pytest.mark.slow
 def test_a_shared_kernel_stamps_each_notebook(lab: Front) -> None:
     lab.server.write("first.ipynb", *CELLS)
     lab.server.write("second.ipynb", "%%detgen third --max-tokens 5\nThree.")
@@ -376,6 +379,7 @@ def test_a_shared_kernel_stamps_each_notebook(lab: Front) -> None:
     assert len(first["metadata"][KEY]["generations"]) == 2
 
 
+@pytest.mark.slow
 def test_capture_and_output_widgets_do_not_swallow_stamps(lab: Front) -> None:
     lab.server.write(
         "capture.ipynb",
@@ -392,6 +396,7 @@ def test_capture_and_output_widgets_do_not_swallow_stamps(lab: Front) -> None:
     assert verdicts(book) == ["recorded", "recorded"]
 
 
+@pytest.mark.slow
 def test_a_dead_kernel_leaves_what_was_stamped(lab: Front) -> None:
     lab.server.write("dead.ipynb", LOAD, USE, ONE, "import os\nos._exit(1)", TWO)
     lab.open("dead.ipynb")
@@ -406,6 +411,7 @@ def test_a_dead_kernel_leaves_what_was_stamped(lab: Front) -> None:
     assert lab.state()["state"] != "verified"
 
 
+@pytest.mark.slow
 def test_closing_the_tab_and_answering_save(lab: Front) -> None:
     lab.server.write("close.ipynb", LOAD, USE, ONE)
     lab.open("close.ipynb")
@@ -416,6 +422,7 @@ def test_closing_the_tab_and_answering_save(lab: Front) -> None:
     assert keys(lab.server.read("close.ipynb")) == [False, False, True]
 
 
+@pytest.mark.slow
 def test_a_tab_closed_while_a_cell_runs_is_not_green(lab: Front) -> None:
     lab.server.write("gone.ipynb", LOAD, USE, "import time; time.sleep(2)", ONE)
     lab.open("gone.ipynb")
@@ -462,6 +469,7 @@ def test_a_headless_notebook_is_not_dirtied_and_save_writes_what_python_stamps(l
     assert as_bytes(saved) == as_bytes(stamped)
 
 
+@pytest.mark.slow
 def test_save_alone_stamps_what_ran_headless(lab: Front) -> None:
     executed(lab.server.write("saved.ipynb", *CELLS))
     lab.open("saved.ipynb")
@@ -470,6 +478,7 @@ def test_save_alone_stamps_what_ran_headless(lab: Front) -> None:
     assert_as_python_stamps(lab)
 
 
+@pytest.mark.slow
 def test_two_browsers_without_collaboration(lab: Front, context: Any) -> None:
     lab.server.write("shared.ipynb", *CELLS)
     lab.open("shared.ipynb")
@@ -491,6 +500,7 @@ def test_two_browsers_without_collaboration(lab: Front, context: Any) -> None:
         lab.page.bring_to_front()
 
 
+@pytest.mark.slow
 def test_seeds_beyond_what_javascript_counts_survive(lab: Front) -> None:
     lab.server.write(
         "big.ipynb",
@@ -562,6 +572,7 @@ def test_the_widget_s_event_runs_a_command_in_its_own_notebook(lab: Front) -> No
     assert lab.state()["verdicts"] == ["recorded", "drift"]
 
 
+@pytest.mark.slow
 def test_completion_offers_verbs_and_options(lab: Front) -> None:
     lab.server.write("tab.ipynb", LOAD, "%detllm ", "%%detgen --max-t")
     lab.open("tab.ipynb")

@@ -38,6 +38,7 @@ def test_off_writes_nothing_until_a_command_does(fresh: Front) -> None:
     assert fresh.state()["verdicts"] == ["drift", "drift"]
 
 
+@pytest.mark.slow
 def test_all_follows_every_generation_and_keeps_the_previous(fresh: Front) -> None:
     fresh.server.set_policy("all")
     fresh.server.write("all.ipynb", *CELLS)
@@ -94,6 +95,7 @@ def test_the_server_stamps_where_no_front_end_does(context: Any, tmp_path: Path)
             front.quit()
 
 
+@pytest.mark.slow
 def test_a_read_only_notebook_is_left_alone_and_its_copy_is_stamped(
     context: Any, tmp_path: Path
 ) -> None:

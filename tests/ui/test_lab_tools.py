@@ -84,7 +84,14 @@ ROUTES: dict[Callable[[Path], None], tuple[str, str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: str(route.__name__))
+QUICK = {nbstripout, nbconvert}
+CASES = [
+    pytest.param(route, id=route.__name__, marks=[] if route in QUICK else [pytest.mark.slow])
+    for route in ROUTES
+]
+
+
+@pytest.mark.parametrize("route", CASES)
 def test_after(route: Callable[[Path], None], stamped: Book, lab: Front) -> None:
     name = f"{route.__name__}.ipynb"
     path = lab.server.write(name, book=json.loads(json.dumps(stamped)))
