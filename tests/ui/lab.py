@@ -330,7 +330,7 @@ class Front:
             f"name => window.jupyterapp && {_CURRENT}?.context?.path === name", arg=name
         )
         self.page.wait_for_function(f"() => {_CURRENT}.context.isReady")
-        self.page.wait_for_selector(".jp-Notebook .jp-Cell")
+        self.wait(f"() => Boolean({_CURRENT}.node.querySelector('.jp-Cell')?.offsetParent)")
         if kernel:
             self.idle()
         return self
