@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from tests.fakes import Run
 
 
 @pytest.fixture(autouse=True)
-def process() -> Iterator[None]:
-    """Give back the process as it was."""
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give back the process as it was; for a control it is never too late meanwhile."""
+    for name in ("torch", "vllm"):  # what another test of this process has imported
+        monkeypatch.delitem(sys.modules, name, raising=False)
     before, state = dict(os.environ), random.getstate()
     yield
     forget_seed()
