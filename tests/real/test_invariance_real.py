@@ -80,6 +80,7 @@ def test_at_repeatable_the_same_test_finds_a_real_batch_effect(
     assert not test.held, "this machine shows no batch effect"
 
 
+@pytest.mark.slow
 def test_a_replay_in_another_composition_matches(found: dict[str, Any], tmp_path: Path) -> None:
     """Two cells of four and two requests are sent again as one call of eight completions."""
     stamps = [read_stamp(found["stamps"][name]) for name in ("together", "several")]
@@ -87,6 +88,6 @@ def test_a_replay_in_another_composition_matches(found: dict[str, Any], tmp_path
     path = tmp_path / "nb.ipynb"
     path.write_text(json.dumps(book))
     argv = [sys.executable, "-m", "jupyter_detllm", "replay", str(path), "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert json.loads(done.stdout)["verdicts"] == {"match": 2}
