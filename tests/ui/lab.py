@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -275,6 +276,8 @@ def chromium(folder: Path) -> Iterator[Any]:
 
 
 _CURRENT = "window.jupyterapp.shell.currentWidget"
+# As a wait it outlives a page that Lab loads once more for "?reset"; a call would not.
+_RESTORED = "() => window.jupyterapp && window.jupyterapp.restored.then(() => true)"
 _IDLE = f"""() => {{
   const w = {_CURRENT};
   const k = w && w.context && w.context.sessionContext.session?.kernel;
@@ -312,14 +315,16 @@ class Front:
     def start_app(self) -> Front:
         """Load the application without a notebook."""
         if not self._loaded:
-            self.page.goto(f"{self.server.url}/lab?reset")
+            # A workspace of its own: resetting the default one loads the page twice.
+            self.page.goto(f"{self.server.url}/lab/workspaces/{uuid.uuid4().hex}")
             self.wait("() => window.jupyterapp && window._JUPYTERLAB['jupyter-detllm']")
-            self.evaluate("() => window.jupyterapp.restored.then(() => null)")
+            self.wait(_RESTORED, timeout=60_000)
             self._loaded = True
         return self
 
     def open(self, name: str, *, kernel: bool = True) -> Front:
         """Open a notebook; in JupyterLab as a tab of the page that is there."""
+        self.page.bring_to_front()  # a page behind another one is hardly drawn
         if self.is_lab:
             self.start_app()
             self.command("docmanager:open", {"path": name, "factory": "Notebook"})
