@@ -212,6 +212,7 @@ def test_markup_in_outputs_of_an_untrusted_notebook_does_nothing(watched: Front)
     assert_unharmed(watched)
 
 
+@pytest.mark.slow
 def test_a_huge_stamp_leaves_the_page_usable(watched: Front) -> None:
     text = "wörd " * 1_000_000
     answer = generation(text, pieces=[text])
