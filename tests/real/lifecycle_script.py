@@ -57,7 +57,8 @@ def main() -> None:
     sys.stdout = cell = io.StringIO()  # like a notebook's, and without a descriptor
     out: dict[str, object] = {}
     out["option"] = refused(EngineSpec(model, options={"max-modle-len": 9}), folder / "a.log")
-    out["level"] = refused(EngineSpec(model, Level.INVARIANT), folder / "b.log")
+    unproven = EngineSpec(model, Level.INVARIANT, {"enable_lora": True}, sequential=False)
+    out["level"] = refused(unproven, folder / "b.log")
     too_long = EngineSpec(model, options={"max_model_len": 10_000_000})
     out["failed"] = refused(too_long, folder / "c.log")
     out["interrupted"] = interrupted(model, folder / "d.log")
