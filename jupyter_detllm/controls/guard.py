@@ -122,13 +122,8 @@ def apply(
     ]
     recorded = [_recorded(row.name, row.why, process) for row in RECORDED]
     present = tuple(row for row in NO_EFFECT if row.name in process.environ)
-    return ControlReport(
-        level,
-        where,
-        process.events,
-        tuple(entry for entry in (*entries, *recorded) if entry is not None),
-        present,
-    )
+    found = tuple(entry for entry in (*entries, *recorded) if entry is not None)
+    return ControlReport(level, where, process.events, found, present)
 
 
 def _method_environ(platform: Platform) -> frozenset[str]:
