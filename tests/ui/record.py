@@ -42,7 +42,7 @@ def main() -> int:
     """Run the tests, write the result file, return pytest's exit code."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        command = ["-m", "pytest", "-q", "-p", "no:xdist", "tests/ui", f"--junitxml={report}"]
+        command = ["-m", "pytest", "-v", "-p", "no:xdist", "tests/ui", f"--junitxml={report}"]
         code = subprocess.run([sys.executable, *command], cwd=ROOT).returncode
         cases = list(ElementTree.parse(report).iter("testcase"))  # noqa: S314 (pytest wrote it)
     failed = [

@@ -77,7 +77,9 @@ def summary(times: list[float]) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def measured(lab_page: Front) -> dict[str, list[float]]:
-    return measure(lab_page)
+    found = measure(lab_page)
+    lab_page.close()
+    return found
 
 
 @pytest.mark.parametrize("kind", ["change", "save"])
