@@ -101,7 +101,7 @@ def findings() -> str:
         [
             "# Kinds of finding\n",
             NOTE,
-            "What `jupyter detllm doctor` and `%detllm doctor` look for ([doctor.md](doctor.md)). "
+            "What `jupyter detllm doctor` and `%detllm doctor` look for ([doctor](../howto/doctor.md)). "
             "Where there is nothing for a kind to look at, the report says so.\n",
             _table(("kind", "looks for", "in"), rows),
         ]
@@ -109,10 +109,10 @@ def findings() -> str:
 
 
 PAGES = {
-    "controls.md": controls,
-    "fields.md": fields,
-    "findings.md": findings,
-    "verdicts.md": verdicts,
+    "reference/controls.md": controls,
+    "reference/fields.md": fields,
+    "reference/findings.md": findings,
+    "reference/verdicts.md": verdicts,
 }
 
 
@@ -127,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             stale.append(name)
             if not check:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
     if stale:
         print(f"{'not current' if check else 'written'}: {', '.join(stale)}")

@@ -123,7 +123,7 @@ def test_no_input_is_pasted_into_a_script() -> None:
 def test_every_input_is_used_and_described() -> None:
     action = load("action.yml")
     text = (ROOT / "action.yml").read_text()
-    page = (ROOT / "docs" / "ci.md").read_text()
+    page = (ROOT / "docs" / "howto" / "ci.md").read_text()
     for name, spec in action["inputs"].items():
         assert spec["description"].endswith(".")
         assert f"inputs.{name} " in text
@@ -179,7 +179,7 @@ def test_what_the_hook_lets_pass(name: str, code: int, here: Path) -> None:
 
 
 def test_the_workflows_of_the_page_are_workflows() -> None:
-    page = (ROOT / "docs" / "ci.md").read_text()
+    page = (ROOT / "docs" / "howto" / "ci.md").read_text()
     blocks = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
     workflows = [block for block in blocks if "jobs" in block]
     assert len(workflows) == 2

@@ -20,7 +20,7 @@ def test_check_names_the_page_that_is_not_current(
     monkeypatch.setattr(make_docs, "DOCS", tmp_path)
     assert make_docs.main([]) == 0
     assert make_docs.main(["--check"]) == 0
-    (tmp_path / "controls.md").write_text("old", encoding="utf-8")
+    (tmp_path / "reference" / "controls.md").write_text("old", encoding="utf-8")
     capsys.readouterr()
     assert make_docs.main(["--check"]) == 1
-    assert capsys.readouterr().out == "not current: controls.md\n"
+    assert capsys.readouterr().out == "not current: reference/controls.md\n"
