@@ -121,8 +121,9 @@ def make_stamp(
     seed: int = 0,
     late: Sequence[str] = (),
     one_call_each: bool = False,
+    cached: Sequence[int] = (),
 ) -> Stamp:
-    """Return the stamp of a cell that sent `prompts` and got `texts`."""
+    """Return the stamp of a cell that sent `prompts` and got `texts`, some from a cache."""
     asked = prompts or [f"prompt {i}" for i in range(len(texts))]
     resolved = [
         ResolvedPrompt(Prompt.chat(p), tuple(map(token_id, pieces_of(p))), sampling or Sampling())
@@ -139,7 +140,7 @@ def make_stamp(
             for r, a in zip(requests, answers, strict=True)
         )
     else:
-        calls = (Call(requests, tuple(answers)),)
+        calls = (Call(requests, tuple(answers), tuple(cached)),)
     fingerprint = Fingerprint.build({**FIELDS, **(fields or {})})
     return Stamp(
         name=name,

@@ -103,12 +103,16 @@ class Comparison:
         Request digests only the reference, or only the actual side, holds.
     batch_equal
         Whether every call had the same requests in the same order.
+    cached
+        How many requests of the actual side were answered out of the result cache: with
+        any, equal generations verify nothing.
     """
 
     pairs: tuple[PairComparison, ...]
     missing: tuple[Digest, ...]
     extra: tuple[Digest, ...]
     batch_equal: bool
+    cached: int = 0
 
     @property
     def complete(self) -> bool:
@@ -269,4 +273,5 @@ def compare_calls(reference: Sequence[Call], actual: Sequence[Call]) -> Comparis
         tuple(digest for digest, count in left if (digest, count) not in right),
         tuple(digest for digest, count in right if (digest, count) not in left),
         [call.batch for call in reference] == [call.batch for call in actual],
+        sum(len(call.cached) for call in actual),
     )

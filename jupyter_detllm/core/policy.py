@@ -76,7 +76,7 @@ class Policy:
         """Return whether a cell with this verdict is accepted."""
         if verdict is Verdict.MATCH:
             return True
-        if comparison is None or not comparison.complete:
+        if comparison is None or not comparison.complete or comparison.cached:
             return False
         if self.kind is PolicyKind.TOKENS:
             return verdict is Verdict.TOKENS_MATCH

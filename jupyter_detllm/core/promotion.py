@@ -114,7 +114,7 @@ def _decide(cell: CellView, raw: JsonObject, update: Update) -> tuple[Change, Js
         return no(ChangeKind.REFUSED, "the output is of an earlier source: run the cell first")
     if cell.reference_json is None:
         return Change(cell.label, ChangeKind.ADDED, "first reference"), _cell_meta(raw, cell)
-    if cell.reference is not None and cell.reference.digest == cell.actual.digest:
+    if cell.reference is not None and _same_content(cell.reference, cell.actual):
         return no(ChangeKind.UNCHANGED, "equal to its reference")
     if cell.reference is not None and cell.reference.source != cell.actual.source:
         return Change(cell.label, ChangeKind.REPLACED, "its source was changed"), _cell_meta(
@@ -123,6 +123,11 @@ def _decide(cell: CellView, raw: JsonObject, update: Update) -> tuple[Change, Js
     if update is Update.ALL:
         return Change(cell.label, ChangeKind.REPLACED, "accepted"), _cell_meta(raw, cell)
     return no(ChangeKind.KEPT, "it differs from its reference under the same source")
+
+
+def _same_content(reference: Stamp, actual: Stamp) -> bool:
+    """Whether two stamps hold the same, wherever their generations were taken from."""
+    return reference.without_cache().digest == actual.without_cache().digest
 
 
 def _only_reference_broken(cell: CellView) -> bool:

@@ -66,10 +66,15 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One generate call: what was asked together, and what came of it."""
+    """One generate call: what was asked together, and what came of it.
+
+    `cached` are the indices of the requests whose generations were taken out of the
+    result cache, ascending: nothing was generated for them.
+    """
 
     requests: tuple[GenerationRequest, ...]
     generations: tuple[Generation, ...]
+    cached: tuple[int, ...] = ()
 
     @property
     def batch(self) -> tuple[Digest, ...]:
@@ -135,6 +140,15 @@ class Stamp:
         return content_digest(self._content(store_prompt=True))
 
     @property
+    def cached(self) -> int:
+        """How many requests were answered out of the result cache."""
+        return sum(len(call.cached) for call in self.calls)
+
+    def without_cache(self) -> Stamp:
+        """Return the stamp that generating the same would have made."""
+        return replace(self, calls=tuple(replace(call, cached=()) for call in self.calls))
+
+    @property
     def environment(self) -> Fingerprint | None:
         """The fingerprint with the model's name and digests, None where there is none."""
         stamped = self.fingerprint
@@ -198,12 +212,13 @@ def reference_json(stamp: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _call_json(call: Call, store_prompt: bool) -> dict[str, Json]:
-    return {
+    out: dict[str, Json] = {
         "requests": [request_json(request, store_prompt) for request in call.requests],
         "batch": [str(digest) for digest in call.batch],
         "generations": [generation_json(generation) for generation in call.generations],
         "digest": str(call.digest),
     }
+    return {**out, "cached": list(call.cached)} if call.cached else out
 
 
 def request_json(request: GenerationRequest, store_prompt: bool = True) -> dict[str, Json]:

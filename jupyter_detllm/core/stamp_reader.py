@@ -168,7 +168,7 @@ def _model(reader: Reader) -> ModelIdentity:
 def _call(reader: Reader) -> Call:
     requests = tuple(read_request(item) for item in reader.subs("requests"))
     generations = tuple(read_generation(item) for item in reader.subs("generations"))
-    call = Call(requests, generations)
+    call = Call(requests, generations, _cached(reader, len(requests)))
     if reader.digest("digest") != call.digest:
         raise StampError(f"{reader.where} disagrees with its generation digest")
     if reader.texts("batch") != tuple(map(str, call.batch)):
@@ -177,6 +177,15 @@ def _call(reader: Reader) -> Call:
     if [(g.prompt_index, g.completion_index) for g in generations] != asked:
         raise StampError(f"{reader.where}: the generations do not fit the requests")
     return call
+
+
+def _cached(reader: Reader, requests: int) -> tuple[int, ...]:
+    if "cached" not in reader.data:
+        return ()
+    found = reader.integers("cached", high=requests - 1)
+    if list(found) != sorted(set(found)):
+        raise StampError(f"{reader.where}: the cached requests are not in order")
+    return found
 
 
 def read_request(reader: Reader) -> GenerationRequest:

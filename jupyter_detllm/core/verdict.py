@@ -147,6 +147,12 @@ def _diverged(facts: Facts) -> tuple[str, ...] | None:
     return ("no numerics field differs",) if _tokens_differ(facts) else None
 
 
+def _cached(facts: Facts) -> tuple[str, ...] | None:
+    if facts.comparison is None or not facts.comparison.cached:
+        return None
+    return ("equal, but out of the result cache: nothing was verified",)
+
+
 def _match(facts: Facts) -> tuple[str, ...] | None:
     comparison = facts.comparison
     if comparison is None or not comparison.pairs:
@@ -182,6 +188,7 @@ RULES: tuple[Rule, ...] = (
     Rule("other-requests", Verdict.STALE, _other_requests),
     Rule("drift", Verdict.DRIFT, _drift),
     Rule("diverged", Verdict.DIVERGED, _diverged),
+    Rule("cached", Verdict.RECORDED, _cached),
     Rule("match", Verdict.MATCH, _match),
     Rule("tokens-match", Verdict.TOKENS_MATCH, _tokens_match),
     # Reached only when neither rule above found anything to compare.

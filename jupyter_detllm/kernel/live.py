@@ -95,7 +95,7 @@ class LiveResult:
         if self.verdict in (Verdict.DRIFT, Verdict.DIVERGED) and self.first is not None:
             where = _place(self.outcome.facts.comparison, self.first)
             return "; ".join([f"{self.verdict} {where}", *self._cause()])
-        if self.verdict in (Verdict.MATCH, Verdict.RECORDED):
+        if self.verdict is Verdict.MATCH or self.outcome.facts.same_run:
             return self.verdict.value
         return f"{self.verdict}: {clip(visible(self._reasons()[0]), _WIDE)}"
 

@@ -183,12 +183,21 @@ def _outcome(pair: _Pair, left: _Side, right: _Side) -> Outcome:
     reference, actual = left.stamp(a), right.stamp(b)
     if reference is None or actual is None:
         raise AssertionError("a cell without a problem is compared by its stamp")
-    outcome = decide(facts_of(reference, actual))
+    outcome = decide(_facts(reference, actual))
     comparison = outcome.facts.comparison
     if outcome.verdict is Verdict.STALE and comparison is not None:
         counts = f"{len(comparison.missing)} only in A, {len(comparison.extra)} only in B"
         outcome = replace(outcome, reasons=(f"the requests differ: {counts}",))
     return outcome
+
+
+def _facts(reference: Stamp, actual: Stamp) -> Facts:
+    facts = facts_of(reference, actual)
+    if facts.comparison is None:
+        return facts
+    # Neither side is known to be the later one: one may be the run that filled the cache.
+    cached = max(reference.cached, actual.cached)
+    return replace(facts, comparison=replace(facts.comparison, cached=cached))
 
 
 def _environments(

@@ -54,6 +54,8 @@ COMPARISONS: dict[str, tuple[Comparison | None, Verdict]] = {
     ),
     "tokens": (comparison_of(["a b"], ["a c"]), Verdict.DIVERGED),
     "finish": (comparison_of(["a"], [generation("a", finish="length")]), Verdict.DIVERGED),
+    "cached": (replace(EQUAL, cached=1), Verdict.RECORDED),
+    "cached differs": (replace(comparison_of(["a b"], ["a c"]), cached=1), Verdict.DIVERGED),
     "disjoint": (comparison_of(["a"], ["a"], prompts=["other"]), Verdict.STALE),
     "crossed": (
         comparison_of(["a", "b"], ["x", "b"], prompts=["prompt 0", "other"]),

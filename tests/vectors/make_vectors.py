@@ -230,6 +230,10 @@ def _books() -> dict[str, dict[str, Any]]:
     broken_stamp = replace(old, name="other").to_json() | {"name": "haiku"}
     broken = notebook(stamped_cell(source, old))
     broken["cells"][0]["outputs"][0]["metadata"]["detllm"] = broken_stamp
+    hit = make_stamp(source, ["An old pond."], name="haiku", cached=[0])
+    fields = {"torch.threads": 4}
+    other_hit = make_stamp(source, ["A new pond."], name="haiku", fields=fields, cached=[0])
+    from_cache, _ = promote(notebook(stamped_cell(source, hit)), Update.NEW)
     later = json.loads(json.dumps(done))
     later["cells"][1]["metadata"]["detllm"]["schema"] = "detllm.cell/2"
     return {
@@ -246,6 +250,11 @@ def _books() -> dict[str, dict[str, Any]]:
         "became markdown": markdown,
         "a stamp that disagrees with itself": broken,
         "a later schema": later,
+        "a first stamp, from the cache": notebook(stamped_cell(source, hit)),
+        "re-run, from the cache, equal": with_actual(done, 2, hit),
+        "re-run, from the cache, drifted": with_actual(done, 2, other_hit),
+        "a reference from the cache, re-run": with_actual(from_cache, 1, old),
+        "a reference from the cache, again from the cache": with_actual(from_cache, 1, hit),
     }
 
 

@@ -28,6 +28,8 @@ export interface IComparison {
   readonly missing: number;
   readonly extra: number;
   readonly batchEqual: boolean;
+  /** How many requests of the actual side were answered out of the result cache. */
+  readonly cached: number;
   readonly complete: boolean;
   readonly nested: boolean;
   readonly tokensEqual: boolean;
@@ -191,6 +193,7 @@ export function compareCalls(reference: readonly ICall[], actual: readonly ICall
     missing,
     extra,
     batchEqual: batches(reference) === batches(actual),
+    cached: actual.reduce((sum, call) => sum + call.cached.length, 0),
     complete: !missing && !extra,
     nested: pairs.length > 0 && !(missing && extra),
     tokensEqual: pairs.every(pair => pair.tokensEqual),

@@ -57,7 +57,7 @@ export function accepts(
   if (verdict === 'match') {
     return true;
   }
-  if (comparison === null || !comparison.complete) {
+  if (comparison === null || !comparison.complete || comparison.cached) {
     return false;
   }
   switch (policy.kind) {

@@ -41,6 +41,8 @@ export interface ICall {
   readonly requests: readonly IRequest[];
   readonly generations: readonly IGeneration[];
   readonly digest: string;
+  /** Indices of the requests answered out of the result cache. */
+  readonly cached: readonly number[];
 }
 
 export interface IStamp {
@@ -222,7 +224,18 @@ function readCall(reader: Reader): ICall {
   if (asked.length !== given.length || asked.some((pair, i) => pair !== given[i])) {
     throw new StampError(`${reader.where}: the generations do not fit the requests`);
   }
-  return { requests, generations, digest };
+  return { requests, generations, digest, cached: readCached(reader, requests.length) };
+}
+
+function readCached(reader: Reader, requests: number): number[] {
+  if (!reader.has('cached')) {
+    return [];
+  }
+  const found = reader.integers('cached', requests - 1);
+  if (found.some((index, i) => i > 0 && index <= found[i - 1])) {
+    throw new StampError(`${reader.where}: the cached requests are not in order`);
+  }
+  return found;
 }
 
 const KINDS = ['chat', 'text', 'tokens'];
@@ -333,7 +346,7 @@ function generationJson(generation: IGeneration): IJsonObject {
   return out;
 }
 
-/** The digest of what this version knows of the content; unknown keys are not in it. */
+/** The digest of the content, as known here, wherever its generations were taken from. */
 export function knownDigest(stamp: IStamp): string {
   return contentDigest({
     schema: STAMP_SCHEMA,

@@ -148,6 +148,12 @@ export const RULES: readonly IRule[] = [
     verdict: 'diverged',
     reasons: facts => (tokensDiffer(facts) ? ['no numerics field differs'] : null)
   },
+  {
+    name: 'cached',
+    verdict: 'recorded',
+    reasons: ({ comparison }) =>
+      comparison?.cached ? ['equal, but out of the result cache: nothing was verified'] : null
+  },
   { name: 'match', verdict: 'match', reasons: match },
   { name: 'tokens-match', verdict: 'tokens_match', reasons: tokensMatch },
   // Reached only when neither rule above found anything to compare.
