@@ -26,7 +26,10 @@ from jupyter_detllm.kernel.bodies import checked, messages_prompt
 from jupyter_detllm.kernel.cells import Ending
 from jupyter_detllm.kernel.current import current_shell
 from jupyter_detllm.kernel.engine_options import merged
+from jupyter_detllm.kernel.expecting import Expect, Unmet
+from jupyter_detllm.kernel.expecting import generate as generate_expecting
 from jupyter_detllm.kernel.ledger import Emitted
+from jupyter_detllm.kernel.recording import note_recorded
 from jupyter_detllm.kernel.session import Session, current_session
 from jupyter_detllm.kernel.settings import Settings
 
@@ -118,6 +121,9 @@ def generate(
     beam_width: int | None = None,
     length_penalty: float | None = None,
     store_prompt: bool = True,
+    expect: object = None,
+    tries: int = 1,
+    unmet: str = "error",
 ) -> list[Generation]:
     """Generate in one call, ordered by prompt and completion; the running cell is stamped.
 
@@ -139,6 +145,13 @@ def generate(
         As the options of `%%detgen`; None leaves the model's default.
     store_prompt
         Keep the prompts in the stamp, not only their digests.
+    expect
+        What each text should be: a regular expression (text or compiled) that is found
+        in it, or a JSON schema (a mapping) that it fits.
+    tries
+        How often a completion is generated at most until it is as expected.
+    unmet
+        After the last try: ``error`` raises `ExpectationError`, ``warn`` warns.
 
     Raises
     ------
@@ -157,22 +170,36 @@ def generate(
     )
     asked = tuple(_prompt(item, text, system) for item in _several(prompts))
     ask = Ask(asked, options, name, n, seed, store_prompt)
+    wanted = None if expect is None else Expect(expectation_of(expect), tries, _unmet(unmet))
     if current_shell() is not None:
-        return list(session.run(ask, session.prepare(ask)).generations)
-    return _outside_cells(session, ask)
+        return _settled(session, ask, wanted)
+    return _outside_cells(session, ask, wanted)
 
 
-def _outside_cells(session: Session, ask: Ask) -> list[Generation]:
+def _settled(session: Session, ask: Ask, wanted: Expect | None) -> list[Generation]:
+    outcome = generate_expecting(session, ask, session.prepare(ask), wanted)
+    outcome.settle(lambda problem: warnings.warn(problem, stacklevel=5))
+    return list(outcome.generations)
+
+
+def _unmet(value: str) -> Unmet:
+    try:
+        return Unmet(value)
+    except ValueError:
+        raise UsageError(f"unmet is {value!r:.40}", expected=" or ".join(Unmet)) from None
+
+
+def _outside_cells(session: Session, ask: Ask, wanted: Expect | None) -> list[Generation]:
     """Generate in a script, where each call is what a cell is in a notebook."""
     success = False
     try:
-        result = session.run(ask, session.prepare(ask))
+        found = _settled(session, ask, wanted)
         success = True
     finally:
         emitted = session.recorder.close(Ending(None, "", None, success))
     if emitted is not None:
         session.ledger.add(emitted)
-    return list(result.generations)
+    return found
 
 
 def last_stamp() -> Stamp | None:
@@ -184,9 +211,12 @@ def cells() -> tuple[Emitted, ...]:
     """Return the stamped cells of this kernel, in the order in which they were first stamped.
 
     Each has a `label`, its `stamp`, and `live`: verdict, reasons and first divergence
-    against the reference that JupyterLab or Notebook 7 sent with it, else None.
+    against the reference that JupyterLab or Notebook 7 sent with it, else None. A
+    generation that the saved notebook holds as the cell's reference is `recorded`.
     """
-    return current_session().ledger.entries()
+    ledger = current_session().ledger
+    note_recorded(ledger)
+    return ledger.entries()
 
 
 def fingerprint() -> Fingerprint:

@@ -22,8 +22,11 @@ from jupyter_detllm.kernel.ledger import Emitted
 from jupyter_detllm.render.cell import generations_html, stamp_html
 
 __all__ = [
+    "Display",
     "Slot",
+    "displays_of",
     "generations_text",
+    "is_watched",
     "progress_text",
     "show_again",
     "show_bundle",
@@ -31,6 +34,9 @@ __all__ = [
     "show_text",
     "stamp_line",
 ]
+
+Display = tuple[dict[str, str], dict[str, Any]]
+"""Data and metadata of one display."""
 
 _INTERVAL = 0.25  # seconds between two updates of a line
 
@@ -76,19 +82,39 @@ def _count(number: int, noun: str) -> str:
 
 def show_stamp(shell: Any, emitted: Emitted) -> None:
     """Put a stamp into the output: a line that opens, the rest in the output's metadata."""
-    line = stamp_line(emitted.stamp)
-    metadata = {KEY: dict(emitted.stored), RUN_KEY: dict(emitted.run)}
-    data = _bundle(line, stamp_html(emitted.stamp, line, str(emitted.stored["digest"])))
+    data, metadata = _stamp_display(emitted)
     shell.display_pub.publish(data=data, metadata=metadata)
 
 
 def show_again(shell: Any, emitted: Emitted) -> None:
     """Put a cell's texts and its stamp into this output, as they stood in its own."""
+    for data, metadata in displays_of(emitted):
+        shell.display_pub.publish(data=data, metadata=metadata)
+
+
+def displays_of(emitted: Emitted) -> list[Display]:
+    """Return what a `%%detgen` cell displayed for its generations: texts, then the stamp."""
+    found: list[Display] = []
     for call in emitted.stamp.calls:
         kept = emitted.prompts_kept
         markup = generations_html(call.requests, call.generations, show_prompt=kept)
-        show_text(shell, generations_text(call.requests, call.generations), markup)
-    show_stamp(shell, emitted)
+        found.append((_bundle(generations_text(call.requests, call.generations), markup), {}))
+    return [*found, _stamp_display(emitted)]
+
+
+def _stamp_display(emitted: Emitted) -> Display:
+    line = stamp_line(emitted.stamp)
+    metadata = {KEY: dict(emitted.stored), RUN_KEY: dict(emitted.run)}
+    data = _bundle(line, stamp_html(emitted.stamp, line, str(emitted.stored["digest"])))
+    return data, metadata
+
+
+def is_watched(shell: Any) -> bool:
+    """Tell whether a front end with cells sent the request; headless runners send no id.
+
+    nbval drops updates of displays, so that only a text shown at once is seen there.
+    """
+    return bool(request_part(shell, "metadata").get("cellId"))
 
 
 def progress_text(progress: Progress) -> str:
@@ -173,15 +199,7 @@ def _updates(shell: Any) -> bool:
     if not hasattr(shell, "kernel"):
         return False
     captured = type(shell.display_pub).__name__ == "CapturingDisplayPublisher"
-    return _watched(shell) and not captured and not _inside_output_widget()
-
-
-def _watched(shell: Any) -> bool:
-    """Tell whether a front end with cells sent the request; headless runners send no id.
-
-    nbval drops updates of displays, so that only a text shown at once is seen there.
-    """
-    return bool(request_part(shell, "metadata").get("cellId"))
+    return is_watched(shell) and not captured and not _inside_output_widget()
 
 
 def _inside_output_widget() -> bool:

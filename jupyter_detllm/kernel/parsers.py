@@ -118,7 +118,9 @@ def _check() -> ArgumentParser:
 @cache
 def _stamps() -> ArgumentParser:
     parser = ArgumentParser(
-        "%detllm stamps", synopsis="[options]", description="List the stamped cells of this kernel."
+        "%detllm stamps",
+        synopsis="[options]",
+        description="List the stamped cells of this kernel; JupyterLab puts lost outputs back.",
     )
     add = parser.add_argument
     add(

@@ -10,6 +10,7 @@ from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.engines.base import Progress, SamplingOptions
 from jupyter_detllm.errors import UsageError
+from jupyter_detllm.expect.expectation import from_line
 from jupyter_detllm.kernel import status
 from jupyter_detllm.kernel.argline import Namespace, asks_for_help, split_line
 from jupyter_detllm.kernel.asking import Ask
@@ -25,6 +26,7 @@ from jupyter_detllm.kernel.display import (
     show_text,
 )
 from jupyter_detllm.kernel.engine_options import parse_use
+from jupyter_detllm.kernel.expecting import Expect, Unmet, generate
 from jupyter_detllm.kernel.hints import nearest
 from jupyter_detllm.kernel.parsers import (
     EVERY_CELL,
@@ -33,6 +35,8 @@ from jupyter_detllm.kernel.parsers import (
     setup_parser,
     verb_parser,
 )
+from jupyter_detllm.kernel.recording import note_recorded
+from jupyter_detllm.kernel.reissue import show_stamps
 from jupyter_detllm.kernel.session import Session
 from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.render.cell import generations_html
@@ -109,6 +113,7 @@ class Surface:
     def status(self, tokens: list[str]) -> None:
         """Run `%detllm status`."""
         verb_parser("status").parse(tokens)
+        note_recorded(self.session.ledger)
         show_text(self.shell, status.status_text(self.session))
 
     def show(self, tokens: list[str]) -> None:
@@ -116,6 +121,7 @@ class Surface:
         from jupyter_detllm.kernel.showing import show_panel
 
         arguments = verb_parser("show").parse(tokens)
+        note_recorded(self.session.ledger)
         show_panel(self.shell, self.session, static=arguments.static)
 
     def check(self, tokens: list[str]) -> None:
@@ -129,13 +135,14 @@ class Surface:
         show_text(self.shell, render_report(check_paths([path], policy), "text").rstrip("\n"))
 
     def stamps(self, tokens: list[str]) -> None:
-        """Run `%detllm stamps`: list them, emit one or all again, or free a name."""
+        """Run `%detllm stamps`: list them and send them again, or emit some, or free a name."""
         arguments = verb_parser("stamps").parse(tokens)
         ledger = self.session.ledger
         if arguments.forget:
             ledger.forget(arguments.forget)
         if not arguments.emit or (arguments.emit == EVERY_CELL and not len(ledger)):
-            show_text(self.shell, status.stamps_text(ledger))
+            note_recorded(ledger)
+            show_stamps(self.shell, ledger)
             return
         every = arguments.emit == EVERY_CELL
         for entry in ledger.entries() if every else [ledger.find(arguments.emit)]:
@@ -185,6 +192,7 @@ class Surface:
             return
         arguments = detgen_parser().parse(tokens)
         ask = self._ask(arguments, body)
+        expect = self._expect(arguments, line)
         if self.session.engine is None and self.config.model:
             self.start(self.config.model, {}, self._settings({}))
         requests = self.session.prepare(ask)
@@ -194,12 +202,22 @@ class Surface:
             slot.line(progress_text(progress))
 
         with slot.settled("detllm: no text was generated"):
-            result = self.session.run(ask, requests, progress=report)
+            result = generate(self.session, ask, requests, expect, progress=report)
         text = generations_text(requests, result.generations)
         markup = generations_html(requests, result.generations, show_prompt=ask.store_prompt)
         slot.finish(text, markup)
         if arguments.out:
             self.shell.user_ns[arguments.out] = list(result.generations)
+        result.settle(lambda problem: show_text(self.shell, f"detllm: {problem}"))
+
+    def _expect(self, arguments: Namespace, line: str) -> Expect | None:
+        if arguments.expect is None:
+            if arguments.tries is not None or arguments.unmet is not None:
+                raise UsageError("--tries and --unmet need --expect", fix="%%detgen?")
+            return None
+        expectation = from_line(arguments.expect, self.shell.user_ns, line)
+        tries = 1 if arguments.tries is None else arguments.tries
+        return Expect(expectation, tries, Unmet(arguments.unmet or "error"))
 
     def _ask(self, arguments: Namespace, body: str) -> Ask:
         """Return what the cell asks for; nothing is started for a cell that cannot run."""

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jupyter_detllm.kernel.recording import note_recorded
 from jupyter_detllm.widget.content import Content, content_of
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ def _answer(session: Session, message: object) -> None:
         return
     if message.get("kind") == "recorded":
         session.ledger.mark_recorded(_pairs(message.get("cells")))
-    elif message.get("kind") != "refresh":
+    elif message.get("kind") == "refresh":
+        note_recorded(session.ledger)
+    else:
         return
     refresh_panels(session)
 

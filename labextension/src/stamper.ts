@@ -7,6 +7,7 @@ import { ISignal, Signal } from '@lumino/signaling';
 import { IJsonObject, equal, mapping, own } from './core/canonical';
 import { KEY, NotebookError, RUN_KEY, readNotebook } from './core/notebook';
 import { IChange, Selection, Update, promote } from './core/promotion';
+import { lostOutputs, putBack } from './restore';
 import { EMPTY, IStatus, statusOf } from './status';
 
 export type StampPolicy = Update | 'off';
@@ -15,6 +16,12 @@ export type StampPolicy = Update | 'off';
 const DEBOUNCE_MS = 250;
 const KEPT_TIMES = 200;
 const PLAIN = 'text/plain';
+
+interface IMessage {
+  readonly header: { readonly msg_type: string };
+  readonly parent_header: unknown;
+  readonly content: unknown;
+}
 
 type Part = 'source' | 'metadata' | 'outputs';
 
@@ -218,9 +225,19 @@ export class NotebookStamper {
         this.timed('save', () => this.flush(() => true));
       }
     }, this);
+    this.context.sessionContext.iopubMessage.connect((_, message) => this.heard(message), this);
     // Opening a notebook never writes.
     this.cells().forEach(cell => void this.snapshotOf(cell).ranAgain());
     this.refresh();
+  }
+
+  /** Put back what this page's `%detllm stamps` brings: with several pages, in one of them. */
+  private heard(message: IMessage): void {
+    const kernel = this.context.sessionContext.session?.kernel;
+    const asked = mapping(message.parent_header).session === kernel?.clientId;
+    if (message.header.msg_type === 'display_data' && asked && !this.context.model.readOnly) {
+      putBack(this.cells(), lostOutputs(message.content));
+    }
   }
 
   private watch(cell: ICellModel): void {

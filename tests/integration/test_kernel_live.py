@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +22,7 @@ def kernel() -> Iterator[LiveKernel]:
         yield running
 
 
-def stamp(reply: Reply) -> dict[str, dict[str, object]]:
+def stamp(reply: Reply) -> dict[str, dict[str, Any]]:
     (found,) = [d["metadata"] for d in reply.of("display_data") if KEY in d["metadata"]]
     return found
 
@@ -111,6 +114,55 @@ def test_the_live_verdict_is_beside_the_stamp_and_nowhere_else(kernel: LiveKerne
         assert stamp(reply)[KEY] == kept
         shown = [d["data"] for d in reply.of("display_data")]
         assert shown == [d["data"] for d in alone.of("display_data")]
+
+
+HAIKU = "%%detgen haiku --temperature 0 --max-tokens 4\nHello"
+
+
+def test_stamps_sends_what_a_front_end_can_put_back(kernel: LiveKernel) -> None:
+    kernel.run(USE)
+    own = kernel.run(HAIKU, metadata={"cellId": "a"})
+    kernel.run("%%detgen other --max-tokens 3\nHi")  # no id: it cannot be found again
+    (alone,) = kernel.run("%detllm stamps").of("display_data")
+    assert alone["transient"] == {}
+    (listed,) = kernel.run("%detllm stamps", metadata={"cellId": "b"}).of("display_data")
+    assert (listed["data"], listed["metadata"]) == (alone["data"], {})
+    assert "haiku" in listed["data"]["text/plain"]
+    (cell,) = listed["transient"]["detllm_ledger"]["cells"]
+    assert cell["cell_id"] == "a"
+    shown = own.of("update_display_data")[-1:] + own.of("display_data")[-1:]
+    assert [o["data"] for o in cell["outputs"]] == [o["data"] for o in shown]
+    assert cell["outputs"][-1]["metadata"] == stamp(own)
+
+
+def test_what_the_saved_notebook_took_as_reference_is_recorded(
+    kernel: LiveKernel, tmp_path: Path
+) -> None:
+    path = tmp_path / "nb.ipynb"
+    kernel.run(f"import os; os.environ['JPY_SESSION_NAME'] = {str(path)!r}")
+    kernel.run(USE)
+    first, second = (
+        stamp(kernel.run(HAIKU, metadata={"cellId": "a", "deletedCells": []})) for _ in range(2)
+    )
+
+    def listed(reference: object, run: object) -> str:
+        meta = {"schema": "detllm.cell/1", "reference": reference, "recorded_run": run}
+        cell = {"id": "a", "cell_type": "code", "metadata": {KEY: meta}}
+        path.write_text(json.dumps({"nbformat": 4, "metadata": {}, "cells": [3, {}, cell]}))
+        shown = kernel.run("%detllm status").of("display_data")[0]["data"]["text/plain"]
+        return str(shown).splitlines()[-1]
+
+    kept = reference_json(second[KEY])
+    assert listed(None, None).endswith("new: no reference yet")
+    assert listed(kept, first[RUN_KEY]["run_id"]).endswith("new: no reference yet")
+    assert listed({**kept, "digest": "x"}, second[RUN_KEY]["run_id"]).endswith("no reference yet")
+    path.write_text("{")
+    assert kernel.run("%detllm status").status == "ok"
+    assert listed(kept, second[RUN_KEY]["run_id"]).endswith("recorded")
+    # It stays so until the cell runs again.
+    path.unlink()
+    shown = kernel.run("%detllm stamps").of("display_data")[0]["data"]["text/plain"]
+    assert shown.endswith("recorded")
 
 
 WIDGET = "application/vnd.jupyter.widget-view+json"

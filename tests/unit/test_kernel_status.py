@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
@@ -14,6 +15,7 @@ from jupyter_detllm.controls.environ import ENV_CONTROLS
 from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec, ShutdownReport
+from jupyter_detllm.kernel import reissue
 from jupyter_detllm.kernel.ledger import Emitted
 from jupyter_detllm.kernel.live import RECORDED
 from jupyter_detllm.kernel.session import Session
@@ -106,6 +108,24 @@ def test_stamped_cells_are_listed_in_order_with_their_digests() -> None:
     assert first.endswith("not compared")
     assert second.split()[:2] == ["#2", two.generation_digest.short]
     assert second.endswith("recorded")
+
+
+def test_what_is_sent_to_be_put_back_has_a_bound_and_starts_with_the_latest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries = []
+    for number in range(4):
+        stamp = Run(name=f"c{number}").stamp()
+        cell_id = None if number == 0 else f"id{number}"
+        entries.append(Emitted(stamp, stamp.to_json(), {"run_id": "r"}, cell_id, number))
+    content, left_out = reissue.ledger_content(entries)
+    assert [cell["cell_id"] for cell in content["cells"]] == ["id3", "id2", "id1"]
+    assert left_out == []
+    size = len(json.dumps(content["cells"][0]))
+    monkeypatch.setattr(reissue, "_MOST_BYTES", 2 * size + 100)
+    content, left_out = reissue.ledger_content(entries)
+    assert [cell["cell_id"] for cell in content["cells"]] == ["id3", "id2"]
+    assert [entry.label for entry in left_out] == ["c1"]
 
 
 def test_a_release_says_what_was_kept() -> None:
