@@ -36,12 +36,16 @@ _NOT_DIGESTED = ("fingerprint", "digest")
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """Name and digests of a model; None where an engine cannot know one."""
+    """Name and digests of a model; None where an engine cannot know one.
+
+    `adapter` is that of the LoRA adapter in effect, None without one.
+    """
 
     name: str
     weights: Digest | None = None
     tokenizer: Digest | None = None
     chat_template: Digest | None = None
+    adapter: Digest | None = None
 
     def fields(self) -> dict[str, FieldValue]:
         """Return the identity fields of the fingerprint."""
@@ -56,11 +60,15 @@ class ModelIdentity:
             "weights": self.weights,
             "tokenizer": self.tokenizer,
             "chat_template": self.chat_template,
+            "adapter": self.adapter,
         }
 
     def to_json(self) -> dict[str, Json]:
         """Return the stored form."""
         parts = {k: None if v is None else str(v) for k, v in self.digests().items()}
+        if self.adapter is None:
+            # Stamps without one are as they were before there were any.
+            del parts["adapter"]
         return {"name": self.name, **parts}
 
 

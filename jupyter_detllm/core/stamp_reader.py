@@ -162,6 +162,7 @@ def _model(reader: Reader) -> ModelIdentity:
         reader.optional_digest("weights"),
         reader.optional_digest("tokenizer"),
         reader.optional_digest("chat_template"),
+        reader.optional_digest("adapter"),
     )
 
 

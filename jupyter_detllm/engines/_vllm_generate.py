@@ -68,6 +68,8 @@ class Run:
     ----------
     sequential
         One completion, or one beam search, at a time.
+    lora
+        vLLM's request for the engine's adapter; None without one.
     cached_tokens, preemptions
         What the engine said of this run, afterwards.
     """
@@ -77,6 +79,7 @@ class Run:
     interrupt: DeferredInterrupt
     progress: ProgressCallback | None = None
     sequential: bool = False
+    lora: Any = None
     cached_tokens: int = 0
     preemptions: int = 0
 
@@ -108,7 +111,7 @@ class Run:
             for call in calls:
                 ticker.next_call()
                 some = [prompts[k] for k in call], [params[k] for k in call]
-                outputs += self.llm.generate(*some, use_tqdm=False)
+                outputs += self.llm.generate(*some, use_tqdm=False, lora_request=self.lora)
         outputs = one_each(outputs, jobs)
         self.cached_tokens += sum(output.num_cached_tokens or 0 for output in outputs)
         self.preemptions += preemptions(ticker.requests)
@@ -153,7 +156,7 @@ class Run:
         outputs: list[Any] = []
         with around_each_step(engine, ticker), self.interrupt.impatient():
             for call in calls:
-                outputs += self.llm.beam_search(call, params)
+                outputs += self.llm.beam_search(call, params, lora_request=self.lora)
         if len(outputs) != len(indices):
             raise EngineError(f"beam search gave {len(outputs)} results for {len(indices)} prompts")
         return [

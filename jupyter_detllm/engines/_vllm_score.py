@@ -34,7 +34,9 @@ def check_scoring(
         raise RequestError(f"{total} prompt and recorded tokens leave no room in {max_model_len}")
 
 
-def score_tokens(llm: Any, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[TokenScore, ...]:
+def score_tokens(
+    llm: Any, prompt: Sequence[int], tokens: Sequence[int], lora: Any = None
+) -> tuple[TokenScore, ...]:
     """Return how likely each of `tokens` is after `prompt` and those before it."""
     from vllm import SamplingParams
 
@@ -43,7 +45,7 @@ def score_tokens(llm: Any, prompt: Sequence[int], tokens: Sequence[int]) -> tupl
     # One token has to be generated; it is thrown away.
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1, detokenize=False)
     inputs = [{"prompt_token_ids": [*prompt, *tokens]}]
-    outputs = llm.generate(inputs, params, use_tqdm=False)
+    outputs = llm.generate(inputs, params, use_tqdm=False, lora_request=lora)
     if len(outputs) != 1 or outputs[0].prompt_logprobs is None:
         raise EngineError("the engine returned no logprobs of the prompt")
     return scores_of(outputs[0].prompt_logprobs[len(prompt) :], tokens)

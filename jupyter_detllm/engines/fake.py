@@ -273,6 +273,7 @@ class FakeEngine:
             digest_of(["fake weights", options.weights]),
             digest_of(["fake tokenizer", options.tokenizer]),
             digest_of(["fake chat template", options.chat_template]),
+            options.adapter,
         )
 
     def shutdown(self) -> ShutdownReport:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from jupyter_detllm.core.canonical import Digest
 from jupyter_detllm.core.fields import FIELDS, Role, spec_of
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.errors import UsageError
+from jupyter_detllm.models.adapter import read_adapter
 
 __all__ = ["BREAKS", "ENGINE_DEFAULTS", "FakeOptions"]
 
@@ -39,6 +41,7 @@ class FakeOptions:
     weights: str = ""
     tokenizer: str = ""
     chat_template: str = ""
+    lora: str = ""
     drift_field: str = ""
     drift_salt: str = ""
     drift_position: int = -1
@@ -99,6 +102,11 @@ class FakeOptions:
             )
         return name, value or "drifted"
 
+    @property
+    def adapter(self) -> Digest | None:
+        """Digest of the adapter in the folder `lora`; None without one."""
+        return read_adapter(self.lora).digest if self.lora else None
+
     def causes(self) -> list[str]:
         """Return what makes this engine differ from one without options, one text each."""
         out = [
@@ -111,6 +119,8 @@ class FakeOptions:
             spec = spec_of(drifted[0])
             if spec is not None and spec.role is Role.NUMERICS:
                 out.append("=".join(drifted))
+        if self.adapter is not None:
+            out.append(f"adapter={self.adapter}")
         if self.drift_salt:
             out.append(f"drift_salt={self.drift_salt}")
         if not out and (self.drift_position >= 0 or self.drift_evidence):

@@ -19,6 +19,7 @@ from jupyter_detllm.core.generation import (
 )
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.engines._vllm_adapter import lora_request, split_adapter
 from jupyter_detllm.engines._vllm_generate import Run, check_requests
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
 from jupyter_detllm.engines._vllm_logs import OutputCapture, cause_line, open_log
@@ -99,7 +100,9 @@ class VLLMOfflineEngine:
             spec.model, progress=lambda stage, done: report(f"{stage} {done:.0%}")
         )
         self.log_path, self._log = open_log(log_path)
-        started = start_llm(spec, self._resolved, self._log, self.log_path, report)
+        asked, self._adapter = split_adapter(spec)
+        started = start_llm(asked, self._resolved, self._log, self.log_path, report)
+        self._lora = lora_request(self._adapter)
         self._llm: Any = started.llm
         self._torch_state = started.torch_state
         self._compile_cache = started.compile_cache
@@ -166,8 +169,8 @@ class VLLMOfflineEngine:
         start = time.perf_counter()
         with self._at_work() as (interrupt, capture):
             shown = None if progress is None else partial(_let_through, capture, progress)
-            one_by_one = self._invariance.sequential
-            run = Run(self._llm, self._detokenizer, interrupt, shown, sequential=one_by_one)
+            one_by_one, lora = self._invariance.sequential, self._lora
+            run = Run(self._llm, self._detokenizer, interrupt, shown, one_by_one, lora)
             with self._kept_whole(interrupt, "generation"):
                 generations = tuple(run(requests))
         stats = RunStats(
@@ -195,7 +198,7 @@ class VLLMOfflineEngine:
             self._kept_whole(interrupt, "scoring"),
             interrupt.impatient(),
         ):
-            return score_tokens(self._llm, request.token_ids, generation.token_ids)
+            return score_tokens(self._llm, request.token_ids, generation.token_ids, self._lora)
 
     @contextlib.contextmanager
     def _kept_whole(self, interrupt: DeferredInterrupt, what: str) -> Iterator[None]:
@@ -250,9 +253,9 @@ class VLLMOfflineEngine:
     def model(self) -> ModelIdentity:
         """Return name and digests of the model; the digests are cached."""
         found = model_digests(self._resolved.path_or_id, revision=self._resolved.revision)
-        return ModelIdentity(
-            self._resolved.display, found.weights, found.tokenizer, found.chat_template
-        )
+        parts = (found.weights, found.tokenizer, found.chat_template)
+        adapter = self._adapter.digest if self._adapter else None
+        return ModelIdentity(self._resolved.display, *parts, adapter)
 
     @property
     def method(self) -> str:

@@ -13,6 +13,7 @@ FIELD_NAMES = (
     "model.weights",
     "model.tokenizer",
     "model.chat_template",
+    "model.adapter",
     "model.name",
     "model.revision",
     "model.architecture",
@@ -43,6 +44,7 @@ class ModelParts(Protocol):
 def collect(
     parts: ModelParts,
     *,
+    adapter: Digest | None = None,
     name: str | None = None,
     revision: str | None = None,
     architecture: str | None = None,
@@ -51,10 +53,10 @@ def collect(
 ) -> dict[str, FieldValue]:
     """Return the model fields; what is unknown is left out.
 
-    `name` is stored as given: pass a hub id or ``demo``, or a folder's own name
-    without the path that leads to it.
+    `adapter` is the digest of a LoRA adapter in effect. `name` is stored as given: pass a
+    hub id or ``demo``, or a folder's own name without the path that leads to it.
     """
-    digests = (parts.weights, parts.tokenizer, parts.chat_template)
+    digests = (parts.weights, parts.tokenizer, parts.chat_template, adapter)
     texts = [None if digest is None else str(digest) for digest in digests]
     values = [*texts, name, revision, architecture, generation_config, quantization]
     return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.probes.platform import Platform
@@ -19,6 +19,7 @@ __all__ = ["ENGINES", "ROWS", "Row", "Settings", "settings_of"]
 
 ENGINES = (FAKE, VLLM)
 _NAME = re.compile(r"[a-z0-9_-]{1,40}")
+_LORA = re.compile(r"on, rank ([0-9]{1,3}) at most")
 _BACKEND = re.compile(r"[A-Z0-9_]{1,40}")
 _DTYPES = ("bfloat16", "float16", "float32")
 _LOGPROBS = ("raw_logprobs", "processed_logprobs")
@@ -46,6 +47,11 @@ class Settings:
     engine: str
     options: tuple[tuple[str, FieldValue], ...] = ()
     modifiers: Modifiers = field(default_factory=Modifiers)
+
+    def with_option(self, name: str, value: FieldValue) -> Settings:
+        """Return these with one engine option more, or another value of it."""
+        options = {**dict(self.options), name: value}
+        return replace(self, options=tuple(sorted(options.items())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,16 @@ def _eager(value: FieldValue) -> FieldValue:
     return value == "eager"
 
 
+def _lora_rank(value: FieldValue) -> FieldValue:
+    """Return the highest rank; which adapter, the model's digests say."""
+    if value == "off":
+        return None
+    found = _LORA.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise _CannotError
+    return int(found[1])
+
+
 def _off(value: FieldValue) -> FieldValue:
     if value != "off":
         raise _CannotError
@@ -127,7 +143,7 @@ ROWS: tuple[Row, ...] = (
     Row("engine.block_size", "block_size", _integer(1024)),
     Row("engine.logprobs_mode", "logprobs_mode", _among(*_LOGPROBS), _ONLY_VLLM),
     Row("engine.speculative", "", _off, _ONLY_VLLM),
-    Row("engine.lora", "", _off, _ONLY_VLLM),
+    Row("engine.lora", "max_lora_rank", _lora_rank, _ONLY_VLLM),
 )
 """Every field that an option sets, with what is taken of it and in which bounds."""
 
@@ -185,6 +201,8 @@ def _elsewhere(row: Row, value: FieldValue, platform: Platform) -> bool:
 def _settle_vllm(options: dict[str, FieldValue]) -> None:
     if options.get("kv_cache_dtype") == options.get("dtype"):
         options.pop("kv_cache_dtype", None)  # recorded as resolved; asked for as "auto"
+    if "max_lora_rank" in options:
+        options["enable_lora"] = True
     # Pickled weights are code.
     options["load_format"] = "safetensors"
 

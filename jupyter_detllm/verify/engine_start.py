@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import Engine, EngineSpec, load_engine
@@ -175,16 +175,22 @@ def environment_fingerprint(controls: ControlReport | None, engine: Engine | Non
     )
 
 
-def model_identity(model: str) -> ModelIdentity:
-    """Return name and digests of a model that vLLM would load, before it is loaded.
+def model_identity(model: str, lora: FieldValue = None) -> ModelIdentity:
+    """Return name and digests of what vLLM would load, before it is loaded.
+
+    `lora` is the folder of an adapter, as the engine option names it.
 
     Raises
     ------
     ModelError
-        For a model that cannot be found.
+        For a model or an adapter that cannot be found.
     """
     from jupyter_detllm.models import model_digests, resolve_model
+    from jupyter_detllm.models.adapter import read_adapter
 
     found = resolve_model(model)
     digests = model_digests(found.path_or_id, revision=found.revision)
-    return ModelIdentity(found.display, digests.weights, digests.tokenizer, digests.chat_template)
+    adapter = read_adapter(str(lora)).digest if lora else None
+    return ModelIdentity(
+        found.display, digests.weights, digests.tokenizer, digests.chat_template, adapter
+    )

@@ -126,7 +126,7 @@ def run_job(job: Job, listener: Listener) -> None:
     """
     if job.engine == VLLM:
         # Known before minutes are spent on loading it.
-        found = model_identity(job.spec.model)
+        found = model_identity(job.spec.model, job.spec.options.get("lora"))
         if found.digests() != job.identity.digests():
             listener.other_model(found)
             listener.finished()

@@ -73,8 +73,9 @@ def read_job(data: Mapping[str, Any]) -> Job:
 
 
 def _identity(data: Mapping[str, Any]) -> ModelIdentity:
-    parts = ("weights", "tokenizer", "chat_template")
-    digests = (None if data[part] is None else Digest.parse(data[part]) for part in parts)
+    parts = ("weights", "tokenizer", "chat_template", "adapter")
+    found = (data.get(part) for part in parts)
+    digests = (None if value is None else Digest.parse(value) for value in found)
     return ModelIdentity(data["name"], *digests)
 
 

@@ -7,13 +7,14 @@ One group is one engine start. A recorded call stays one call, except at the lev
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jupyter_detllm.core.generation import Generation, GenerationRequest
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView, check_cell
 from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp, source_digest
 from jupyter_detllm.core.verdict import Facts, Outcome, decide
+from jupyter_detllm.models.adapter import ADAPTER_OPTION
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.verify.engine_settings import Settings, settings_of
 from jupyter_detllm.verify.engine_start import FAKE
@@ -143,6 +144,7 @@ def plan_replay(
     models: Mapping[str, str],
     platform: Platform,
     *,
+    adapters: Mapping[str, str] | None = None,
     recorded: bool = False,
 ) -> Plan:
     """Group the recorded requests of notebooks; settle what no engine is needed for.
@@ -155,6 +157,8 @@ def plan_replay(
         Recorded model name to what is loaded for it: what the user allows.
     platform
         Where the engines are going to run.
+    adapters
+        Digest of each LoRA adapter that the user allows, to its folder.
     recorded
         Take the output's stamp where a cell has no reference: for rescoring, which
         compares nothing. The source of a cell does not matter then.
@@ -165,6 +169,8 @@ def plan_replay(
         for view in cells:
             key = Key(number, view.number)
             found = _recorded(key, view, models, platform, any_stamp=recorded)
+            if isinstance(found, _Recorded):
+                found = _with_adapter(found, adapters or {})
             if isinstance(found, Outcome):
                 settled[key] = found
             else:
@@ -201,6 +207,17 @@ def _recorded(
     return _Recorded(key, view, stamp, model, settings)
 
 
+def _with_adapter(cell: _Recorded, adapters: Mapping[str, str]) -> _Recorded | Outcome:
+    """Add the adapter a cell was generated with, found by its digest."""
+    digest = cell.stamp.model.adapter
+    if digest is None:
+        return cell
+    folder = adapters.get(str(digest))
+    if folder is None:
+        return _not_comparable(f"the adapter {digest.short} is not allowed: --allow-model FOLDER")
+    return replace(cell, settings=cell.settings.with_option(ADAPTER_OPTION, folder))
+
+
 def _unusable(stamp: Stamp) -> tuple[str, ...]:
     """Return why the requests of a stamp cannot be sent again; empty if they can."""
     if not stamp.requests:
@@ -233,8 +250,7 @@ def _widened(settings: Settings, batches: Sequence[Batch]) -> Settings:
     needed = 2 * max(widths, default=0)
     if settings.engine == FAKE or needed <= _DEFAULT_MAX_LOGPROBS:
         return settings
-    options = {**dict(settings.options), "max_logprobs": needed}
-    return Settings(settings.engine, tuple(sorted(options.items())), settings.modifiers)
+    return settings.with_option("max_logprobs", needed)
 
 
 _Packed = tuple[tuple[PlannedCell, ...], tuple[Batch, ...]]

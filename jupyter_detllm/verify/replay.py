@@ -12,6 +12,7 @@ from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Call, Stamp, source_digest
 from jupyter_detllm.core.verdict import Facts, Outcome, decide, facts_of, model_differences
 from jupyter_detllm.errors import NotebookError
+from jupyter_detllm.models.adapter import adapters_among
 from jupyter_detllm.probes.platform import compute_platform
 from jupyter_detllm.verify.grouped import (
     GroupResult,
@@ -87,7 +88,12 @@ def replay_paths(
     allowed = permissions or Permissions()
     notebooks = read_views(paths)
     views = [view.cells if isinstance(view, NotebookView) else () for _, view in notebooks]
-    plan = plan_replay(views, allowed_models(allowed.models), compute_platform())
+    plan = plan_replay(
+        views,
+        allowed_models(allowed.models),
+        compute_platform(),
+        adapters=adapters_among(allowed.models),
+    )
     check_total(map(most_tokens, plan.requests), allowed.max_tokens_total)
     results, interrupted = carry_out(
         plan, Task.GENERATE, runner or child_runner(), watcher or quiet_watcher()

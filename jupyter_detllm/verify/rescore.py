@@ -18,6 +18,7 @@ from jupyter_detllm.core.generation import Generation, GenerationRequest, Sampli
 from jupyter_detllm.core.notebook import CellView, NotebookView
 from jupyter_detllm.core.verdict import model_differences
 from jupyter_detllm.engines.base import TokenScore
+from jupyter_detllm.models.adapter import adapters_among
 from jupyter_detllm.probes.platform import compute_platform
 from jupyter_detllm.verify.grouped import GroupResult, Runner, Watcher, carry_out, quiet_watcher
 from jupyter_detllm.verify.job import Scores, Task
@@ -153,7 +154,8 @@ def rescore_paths(
     notebooks = read_views(paths)
     views = [view.cells if isinstance(view, NotebookView) else () for _, view in notebooks]
     models = allowed_models(allowed.models)
-    plan = plan_replay(views, models, compute_platform(), recorded=True)
+    adapters = adapters_among(allowed.models)
+    plan = plan_replay(views, models, compute_platform(), adapters=adapters, recorded=True)
     batches = (batch for group in plan.groups for batch in group.batches)
     check_total(map(_size, batches), allowed.max_tokens_total)
     results, interrupted = carry_out(

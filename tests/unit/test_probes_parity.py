@@ -99,7 +99,9 @@ def full_fingerprint() -> Fingerprint:
         control_report=report,
         engine_fields=engine,
         model_fields=model.collect(
-            PARTS, quantization="compressed-tensors, 8 bits, asymmetric, activations not quantised"
+            PARTS,
+            adapter=PARTS.weights,
+            quantization="compressed-tensors, 8 bits, asymmetric, activations not quantised",
         ),
     )
     return fingerprint.with_values(largest)

@@ -114,7 +114,7 @@ def test_an_attention_backend_is_asked_for_where_it_exists() -> None:
         ("engine.prefix_cache", "yes"),
         ("engine.async_scheduling", 1),
         ("engine.logprobs_mode", "anything"),
-        ("engine.lora", "on, rank 16 at most"),
+        ("engine.lora", "on"),
         ("engine.speculative", "ngram, 4 tokens"),
         ("engine.data_parallel", 2),
     ],

@@ -1,4 +1,4 @@
-"""LoRA adapters: weights that no digest of the model covers."""
+"""LoRA adapters: weights that the digests of the model itself do not cover."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jupyter_detllm.doctor.scene import Scene
 __all__ = ["look"]
 
 _WHY = "an adapter changes the weights in effect, and adds kernels that depend on the batch"
-_MEND = "merge it into the model, or compare without it: enable_lora=False"
+_MEND = "%detllm use MODEL --lora FOLDER, which records the digest; or merge it into the model"
 
 
 def look(scene: Scene) -> Look:
@@ -17,8 +17,9 @@ def look(scene: Scene) -> Look:
     if scene.code is None and scene.live is None:
         return None
     found = []
-    if scene.live_field("engine.lora") not in (None, "off"):
-        evidence = f"the running engine has LoRA on: {_WHY}"
+    adapter = scene.live_field("model.adapter")
+    if scene.live_field("engine.lora") not in (None, "off") and adapter is None:
+        evidence = f"the running engine has LoRA on, and no adapter is recorded: {_WHY}"
         found.append(Finding(Severity.RISK, evidence, _MEND, "this kernel"))
     for given in (
         [] if scene.code is None else given_options(scene.code, "enable_lora", "lora_modules")

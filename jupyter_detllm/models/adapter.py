@@ -1,0 +1,85 @@
+"""A LoRA adapter on this machine: its files, its rank and its digest.
+
+The digest is taken as that of a model's weights is: SHA-256 of the canonical list of
+``[name, sha256]`` pairs of ``adapter_config.json`` and ``adapter_model.safetensors``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jupyter_detllm.core.canonical import Digest, digest_of
+from jupyter_detllm.errors import ModelError
+from jupyter_detllm.models.digest_cache import cached_digests
+from jupyter_detllm.models.progress import no_progress
+
+__all__ = ["ADAPTER_OPTION", "Adapter", "adapters_among", "is_adapter", "read_adapter"]
+
+ADAPTER_OPTION = "lora"
+"""The engine option that names an adapter's folder; vLLM has none of that name."""
+
+_CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+_EXPECTED = f"a folder with {_CONFIG} and {_WEIGHTS}, as peft saves it"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter.
+
+    Attributes
+    ----------
+    folder
+        Absolute path; it is stored nowhere.
+    rank
+        Of its matrices, as its config says.
+    digest
+        Digest of config and weights.
+    """
+
+    folder: Path
+    rank: int
+    digest: Digest
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Tell whether a folder holds an adapter."""
+    return (Path(folder).expanduser() / _CONFIG).is_file()
+
+
+def read_adapter(folder: str | Path) -> Adapter:
+    """Read config and digest of the adapter in `folder`.
+
+    Raises
+    ------
+    ModelError
+        For a folder that is none, pickled weights (which are code), or a config without
+        a rank.
+    """
+    path = Path(folder).expanduser()
+    for name in (_CONFIG, _WEIGHTS):
+        if not (path / name).is_file():
+            raise ModelError(f"the adapter {str(folder)!r:.80} has no {name}", expected=_EXPECTED)
+    path = path.resolve()
+    found = cached_digests({name: path / name for name in (_CONFIG, _WEIGHTS)}, no_progress)
+    digest = digest_of([[name, found[name][1]] for name in sorted(found)])
+    return Adapter(path, _rank(path / _CONFIG), digest)
+
+
+def adapters_among(names: Iterable[str]) -> dict[str, str]:
+    """Return the adapters among names of models and folders: digest to the name given."""
+    return {str(read_adapter(name).digest): name for name in names if is_adapter(name)}
+
+
+def _rank(path: Path) -> int:
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        config = None
+    rank = config.get("r") if isinstance(config, Mapping) else None
+    if type(rank) is not int or rank < 1:
+        raise ModelError(f"the adapter's {_CONFIG} gives no rank", expected='"r": 16, for one')
+    return rank
