@@ -8,7 +8,7 @@ export const STAMP_SCHEMA = 'detllm.stamp/1';
 const FAMILY = 'detllm.stamp/';
 const MAX_CALLS = 10_000;
 const LEVELS = ['seeded', 'repeatable', 'invariant'];
-const PARTS = ['weights', 'tokenizer', 'chat_template'] as const;
+const PARTS = ['weights', 'tokenizer', 'chat_template', 'adapter'] as const;
 const WHITE = ' \t\v\f\n';
 
 export interface IModel {
@@ -16,6 +16,8 @@ export interface IModel {
   readonly weights: string | null;
   readonly tokenizer: string | null;
   readonly chat_template: string | null;
+  /** Of the LoRA adapter in effect, null without one. */
+  readonly adapter: string | null;
 }
 
 export interface IRequest {
@@ -182,13 +184,15 @@ function readModel(reader: Reader): IModel {
     name: reader.text('name'),
     weights: reader.optionalDigest('weights'),
     tokenizer: reader.optionalDigest('tokenizer'),
-    chat_template: reader.optionalDigest('chat_template')
+    chat_template: reader.optionalDigest('chat_template'),
+    adapter: reader.optionalDigest('adapter')
   };
 }
 
 /** The stored form of a model's identity. */
 export function modelJson(model: IModel): IJsonObject {
-  return { ...model };
+  const { adapter, ...parts } = model;
+  return adapter === null ? parts : { ...parts, adapter };
 }
 
 /** One line per digest of the model that differs from the recorded one. */
