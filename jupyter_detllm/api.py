@@ -8,26 +8,26 @@ displayed, and `last_stamp` returns what a cell would have kept.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from jupyter_detllm.controls.seeding import generator, worker_init_fn
 from jupyter_detllm.core.fingerprint import Fingerprint
-from jupyter_detllm.core.generation import Generation, Prompt, PromptKind
+from jupyter_detllm.core.generation import Generation
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import SamplingOptions, ShutdownReport
-from jupyter_detllm.errors import RequestError, UsageError
+from jupyter_detllm.errors import UsageError
+from jupyter_detllm.expect.expectation import expectation_of
 from jupyter_detllm.kernel.asking import Ask
-from jupyter_detllm.kernel.bodies import checked, messages_prompt
 from jupyter_detllm.kernel.cells import Ending
 from jupyter_detllm.kernel.current import current_shell
 from jupyter_detllm.kernel.engine_options import merged
 from jupyter_detllm.kernel.expecting import Expect, Unmet
 from jupyter_detllm.kernel.expecting import generate as generate_expecting
+from jupyter_detllm.kernel.handed import PromptLike, prompt_from, several_prompts, stop_texts
 from jupyter_detllm.kernel.ledger import Emitted
 from jupyter_detllm.kernel.recording import note_recorded
 from jupyter_detllm.kernel.session import Session, current_session
@@ -48,9 +48,6 @@ __all__ = [
     "use",
     "worker_init_fn",
 ]
-
-PromptLike: TypeAlias = str | Prompt | Sequence[Mapping[str, object]] | Sequence[int]
-"""A chat message, a `Prompt`, a list of messages, or a list of token ids."""
 
 
 def use(
@@ -164,11 +161,11 @@ def generate(
         top_p=top_p,
         top_k=top_k,
         max_tokens=max_tokens,
-        stop=_stops(stop),
+        stop=stop_texts(stop),
         beam_width=beam_width,
         length_penalty=length_penalty,
     )
-    asked = tuple(_prompt(item, text, system) for item in _several(prompts))
+    asked = tuple(prompt_from(item, text, system) for item in several_prompts(prompts))
     ask = Ask(asked, options, name, n, seed, store_prompt)
     wanted = None if expect is None else Expect(expectation_of(expect), tries, _unmet(unmet))
     if current_shell() is not None:
@@ -250,51 +247,3 @@ def _session() -> Session:
 
         follow_cells(shell)
     return current_session()
-
-
-def _several(prompts: object) -> list[PromptLike]:
-    """Return a list of prompts from one or several."""
-    if isinstance(prompts, (str, Prompt)):
-        return [prompts]
-    if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, Mapping)):
-        kind = type(prompts).__name__
-        raise RequestError(f"the prompts are a {kind}", expected="text, or a list of prompts")
-    items = list(prompts)
-    if not items:
-        raise RequestError("there is no prompt", expected="at least one")
-    if all(isinstance(item, Mapping) for item in items) or all(map(_is_token, items)):
-        return [items]
-    return items
-
-
-def _is_token(item: object) -> bool:
-    # numpy's integers are Integral, too.
-    return isinstance(item, Integral) and not isinstance(item, bool)
-
-
-def _stops(stop: object) -> tuple[str, ...] | None:
-    """Return stop strings as a tuple; what is in it is checked with the other options."""
-    if stop is None or isinstance(stop, str):
-        return None if stop is None else (stop,)
-    if not isinstance(stop, Iterable) or isinstance(stop, (bytes, Mapping)):
-        raise RequestError(f"stop is a {type(stop).__name__}", expected="text, or a list of texts")
-    return tuple(stop) or None
-
-
-def _prompt(item: object, text: bool, system: str | None) -> Prompt:
-    if isinstance(item, Prompt):
-        return checked(item)
-    if isinstance(item, str):
-        if not item.strip():
-            raise RequestError("a prompt is empty", expected="text")
-        if text and system is not None:
-            raise RequestError("a system message does not go with raw text", fix="text=False")
-        plain = Prompt(PromptKind.TEXT, text=item) if text else Prompt.chat(item, system)
-        return checked(plain)
-    if isinstance(item, Sequence) and item and all(map(_is_token, item)):
-        return Prompt(PromptKind.TOKENS, token_ids=tuple(map(int, item)))
-    if isinstance(item, Sequence) and not isinstance(item, bytes):
-        return messages_prompt(item)
-    raise RequestError(
-        f"a prompt is a {type(item).__name__}", expected="text, a Prompt, messages or token ids"
-    )

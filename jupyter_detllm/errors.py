@@ -15,6 +15,7 @@ __all__ = [
     "EngineError",
     "EngineStartError",
     "ExecutionError",
+    "ExpectationError",
     "GenerationInterrupted",
     "InvarianceError",
     "ModelError",
@@ -113,6 +114,10 @@ class EngineStartError(EngineError):
 
 class ExecutionError(DetLLMError):
     """A notebook whose execution failed, timed out or lost its kernel."""
+
+
+class ExpectationError(DetLLMError):
+    """Texts that are not as expected after every try, or an expectation never settled."""
 
 
 class GenerationInterrupted(DetLLMError):  # noqa: N818 - an interrupt is not an error of ours

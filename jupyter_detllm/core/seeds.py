@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jupyter_detllm.core.canonical import Digest, canonical_bytes, sha256_hex
 
-__all__ = ["MAX_SEED", "derive_seed", "occurrences", "prompt_digest"]
+__all__ = ["MAX_SEED", "derive_seed", "next_try_seed", "occurrences", "prompt_digest"]
 
 MAX_SEED = 2**63 - 1
 
@@ -25,6 +25,15 @@ def derive_seed(root: int, name: str, prompt: Digest, occurrence: int, completio
     """
     data = canonical_bytes([str(root), name, str(prompt), occurrence, completion])
     return int(sha256_hex(data)[:16], 16) >> 1
+
+
+def next_try_seed(first: int, prompt: Digest, number: int) -> int:
+    """Return the seed of a completion's try `number`, from 2, given that of its first try.
+
+    Nothing else goes into it: what becomes of its neighbours moves no seed. No cell has
+    the name it is derived under.
+    """
+    return derive_seed(first, " try", prompt, number, 0)
 
 
 def occurrences(prompts: Sequence[Digest]) -> list[int]:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from jupyter_detllm.core.generation import Generation, GenerationRequest
-from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.core.stamp import Call, Stamp
 
-__all__ = ["generation_heading", "generations_text", "printable", "still_shown"]
+__all__ = [
+    "attempts_text",
+    "generation_heading",
+    "generations_text",
+    "printable",
+    "shown_calls",
+    "still_shown",
+]
 
 _KEPT_CONTROLS = "\n\t"
 
@@ -44,6 +52,37 @@ def generation_heading(generation: Generation, requests: Sequence[GenerationRequ
     return ", ".join(parts)
 
 
+def shown_calls(calls: Sequence[Call]) -> tuple[Call, ...]:
+    """Return the calls as a cell shows them: a try's texts in place of those it replaced."""
+    shown: list[Call] = []
+    for call in calls:
+        if call.attempt is None or call.attempt.number == 1 or not shown:
+            shown.append(call)
+            continue
+        texts = list(shown[-1].generations)
+        for index, generation in zip(call.attempt.stands_for, call.generations, strict=True):
+            place = texts[index]
+            texts[index] = replace(
+                generation,
+                prompt_index=place.prompt_index,
+                completion_index=place.completion_index,
+            )
+        shown[-1] = replace(shown[-1], generations=tuple(texts))
+    return tuple(shown)
+
+
+def attempts_text(calls: Sequence[Call]) -> str:
+    """Return what a stamp's line says of expectations; "" where there were none."""
+    tried = [call.attempt for call in calls if call.attempt is not None]
+    if not tried:
+        return ""
+    ends = [a for a, b in zip(tried, [*tried[1:], None], strict=True) if b is None or b.number == 1]
+    left = sum(len(attempt.left) for attempt in ends)
+    many = f"{left} text{'' if left == 1 else 's'} not" if left else ""
+    tries = "" if len(tried) == len(ends) else f", {len(tried)} tries"
+    return f" | {many} as expected{tries}".replace("  ", " ")
+
+
 def still_shown(stamp: Stamp, shown: Iterable[str]) -> bool:
     """Tell whether the texts that a `%%detgen` cell shows hold those of its stamp.
 
@@ -60,7 +99,7 @@ def still_shown(stamp: Stamp, shown: Iterable[str]) -> bool:
     texts = [squeezed for text in shown if (squeezed := "".join(text.split()))]
     if not texts:
         return True
-    for call in stamp.calls:
+    for call in shown_calls(stamp.calls):
         expected = "".join(printable(generations_text(call.requests, call.generations)).split())
         if not any(expected in text for text in texts):
             return False

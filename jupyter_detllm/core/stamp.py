@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from jupyter_detllm.core.attempts import Attempt
 from jupyter_detllm.core.canonical import Digest, Json, digest_of
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.generation import Generation, GenerationRequest, generation_digest
@@ -77,12 +78,14 @@ class Call:
     """One generate call: what was asked together, and what came of it.
 
     `cached` are the indices of the requests whose generations were taken out of the
-    result cache, ascending: nothing was generated for them.
+    result cache, ascending: nothing was generated for them. `attempt` says which try of
+    an expectation the call is, None where there was none.
     """
 
     requests: tuple[GenerationRequest, ...]
     generations: tuple[Generation, ...]
     cached: tuple[int, ...] = ()
+    attempt: Attempt | None = None
 
     @property
     def batch(self) -> tuple[Digest, ...]:
@@ -226,7 +229,11 @@ def _call_json(call: Call, store_prompt: bool) -> dict[str, Json]:
         "generations": [generation_json(generation) for generation in call.generations],
         "digest": str(call.digest),
     }
-    return {**out, "cached": list(call.cached)} if call.cached else out
+    if call.cached:
+        out["cached"] = list(call.cached)
+    if call.attempt is not None:
+        out["attempt"] = call.attempt.to_json()
+    return out
 
 
 def request_json(request: GenerationRequest, store_prompt: bool = True) -> dict[str, Json]:

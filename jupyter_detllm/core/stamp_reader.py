@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from jupyter_detllm.core.attempts import check_attempts, read_attempt
 from jupyter_detllm.core.canonical import Digest, brief
 from jupyter_detllm.core.evidence import TokenEvidence
 from jupyter_detllm.core.fingerprint import Fingerprint
@@ -117,15 +118,18 @@ def _stamp(
         fingerprint=_fingerprint(reader, digest, fingerprints, seen),
         fingerprint_digest=digest,
         root_seed=reader.big_integer("root_seed"),
-        calls=tuple(_call(call) for call in _bounded(reader.subs("calls"), reader)),
+        calls=_calls(reader),
         late=reader.texts("late"),
         self_test=reader.text("self_test"),
     )
 
 
-def _bounded(calls: list[Reader], reader: Reader) -> list[Reader]:
-    if len(calls) > MAX_CALLS:
+def _calls(reader: Reader) -> tuple[Call, ...]:
+    stored = reader.subs("calls")
+    if len(stored) > MAX_CALLS:
         raise StampError(f"{reader.where} holds more than {MAX_CALLS} calls")
+    calls = tuple(_call(call) for call in stored)
+    check_attempts([call.attempt for call in calls], reader.where)
     return calls
 
 
@@ -169,7 +173,8 @@ def _model(reader: Reader) -> ModelIdentity:
 def _call(reader: Reader) -> Call:
     requests = tuple(read_request(item) for item in reader.subs("requests"))
     generations = tuple(read_generation(item) for item in reader.subs("generations"))
-    call = Call(requests, generations, _cached(reader, len(requests)))
+    attempt = read_attempt(reader, len(generations))
+    call = Call(requests, generations, _cached(reader, len(requests)), attempt)
     if reader.digest("digest") != call.digest:
         raise StampError(f"{reader.where} disagrees with its generation digest")
     if reader.texts("batch") != tuple(map(str, call.batch)):

@@ -46,6 +46,7 @@ def detgen_parser() -> ArgumentParser:
     _add_prompt_options(parser)
     _add_sampling_options(parser)
     _add_result_options(parser)
+    _add_expectation(parser)
     return parser
 
 
@@ -101,6 +102,22 @@ def _add_result_options(parser: ArgumentParser) -> None:
     )
 
 
+def _add_expectation(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--expect",
+        metavar="PATTERN",
+        help="regular expression to be found in each text; @FILE.json or @VAR: a JSON schema",
+    )
+    add("--tries", type=int, metavar="N", help="generate again what is not as expected (default 1)")
+    add(
+        "--unmet",
+        choices=("error", "warn"),
+        metavar="WHAT",
+        help="when the last try is not as expected: error (the default) or warn",
+    )
+
+
 _DETGEN_HEAD = """\
 Generate from the cell's body and stamp what the text depends on.
 
@@ -119,6 +136,11 @@ Three prompts in one batch, sampled, into a variable::
   Name another colour.
   ---
   Name a colour nobody knows.
+
+An answer of one digit, tried up to five times::
+
+  %%detgen --temperature 0.8 --expect '^\\d$' --tries 5
+  Rate this haiku from 0 to 9. Answer with one digit.
 
 Raw completion with a variable put in::
 

@@ -14,7 +14,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
-from jupyter_detllm.core.showing import generations_text, printable
+from jupyter_detllm.core.showing import (
+    attempts_text,
+    generations_text,
+    printable,
+    shown_calls,
+)
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import Progress
 from jupyter_detllm.kernel.cells import request_part
@@ -72,7 +77,7 @@ def stamp_line(stamp: Stamp) -> str:
     name = f"{stamp.name} | " if stamp.name else ""
     return (
         f"detllm {name}{stamp.level} | {stamp.model.name} | {_count(tokens, 'token')} ({finish})"
-        f" | {stamp.generation_digest.short}"
+        f" | {stamp.generation_digest.short}{attempts_text(stamp.calls)}"
     )
 
 
@@ -95,7 +100,7 @@ def show_again(shell: Any, emitted: Emitted) -> None:
 def displays_of(emitted: Emitted) -> list[Display]:
     """Return what a `%%detgen` cell displayed for its generations: texts, then the stamp."""
     found: list[Display] = []
-    for call in emitted.stamp.calls:
+    for call in shown_calls(emitted.stamp.calls):
         kept = emitted.prompts_kept
         markup = generations_html(call.requests, call.generations, show_prompt=kept)
         found.append((_bundle(generations_text(call.requests, call.generations), markup), {}))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jupyter_detllm.core.attempts import Attempt
 from jupyter_detllm.core.canonical import Digest, Json
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest
@@ -67,8 +68,13 @@ class CellRecord:
         return getattr(self.owner, "cell_id", None)
 
     def seen(self) -> Counter[Digest]:
-        """Return how often each prompt occurred in the calls so far."""
-        return Counter(r.prompt_tokens for call in self.calls for r in call.requests)
+        """Return how often each prompt occurred in the calls so far; tries count once."""
+        first = (c for c in self.calls if c.attempt is None or c.attempt.number == 1)
+        return Counter(r.prompt_tokens for call in first for r in call.requests)
+
+    def tried(self, attempt: Attempt) -> None:
+        """Note which try the latest call was."""
+        self.calls[-1] = replace(self.calls[-1], attempt=attempt)
 
     def name_for(self, name: str) -> str:
         """Return the cell's name as a call that gives `name` sees it.

@@ -175,13 +175,13 @@ class Surface:
         show_text(self.shell, text)
 
     def probe(self, tokens: list[str]) -> None:
-        """Run `%detllm probe`: the long self-test on the running engine."""
+        """Run `%detllm probe`: the self-test on the running engine."""
         from jupyter_detllm.kernel.probing import probe_running
 
-        verb_parser("probe").parse(tokens)
+        arguments = verb_parser("probe").parse(tokens)
         slot = Slot(self.shell, live=self.config.show_progress)
         with slot.settled("probe: nothing was found out"):
-            text = probe_running(self.session, slot.line)
+            text = probe_running(self.session, slot.line, short=arguments.short)
         slot.finish(text)
 
     def cell(self, line: str, body: str) -> None:

@@ -1,0 +1,122 @@
+"""The tries of a call whose texts are expected to look in a certain way.
+
+Each try is a generate call of its own, with requests, seeds and generations. An `Attempt`
+says beside it which try it was and which of its texts were not as expected. The
+expectation itself is not stored: it stands in the cell's source, here is its digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from jupyter_detllm.core.canonical import Digest, Json
+from jupyter_detllm.core.reading import Reader
+from jupyter_detllm.errors import StampError
+
+__all__ = ["MAX_TRIES", "Attempt", "ExpectationKind", "check_attempts", "read_attempt"]
+
+MAX_TRIES = 100
+"""Most tries of one call, made or read."""
+
+
+class ExpectationKind(StrEnum):
+    """How an expectation is written."""
+
+    PATTERN = "pattern"
+    SCHEMA = "schema"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try.
+
+    Attributes
+    ----------
+    kind, expected
+        What was expected, as its digest.
+    number, most
+        Which try this is, from 1, and how many there could have been.
+    stands_for
+        For each of its generations, the index of the first try's generation that it
+        stands for.
+    unmet
+        Indices of its generations that are not as expected, ascending.
+    """
+
+    kind: ExpectationKind
+    expected: Digest
+    number: int
+    most: int
+    stands_for: tuple[int, ...]
+    unmet: tuple[int, ...] = ()
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Indices of the first try's generations that are still not as expected."""
+        return tuple(self.stands_for[index] for index in self.unmet)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the stored form."""
+        return {
+            "kind": self.kind.value,
+            "expected": str(self.expected),
+            "number": self.number,
+            "most": self.most,
+            "stands_for": list(self.stands_for),
+            "unmet": list(self.unmet),
+        }
+
+
+def read_attempt(reader: Reader, generations: int) -> Attempt | None:
+    """Read a call's attempt; None where its texts were not expected to be anything."""
+    if "attempt" not in reader.data:
+        return None
+    own = reader.sub("attempt")
+    try:
+        kind = ExpectationKind(own.text("kind"))
+    except ValueError:
+        raise StampError(f"{own.where}: 'kind' is unknown") from None
+    most = own.integer("most", 1, MAX_TRIES)
+    found = Attempt(
+        kind,
+        own.digest("expected"),
+        own.integer("number", 1, most),
+        most,
+        own.integers("stands_for"),
+        own.integers("unmet", high=generations - 1),
+    )
+    if len(found.stands_for) != generations or not _ascending(found.unmet):
+        raise StampError(f"{own.where} does not fit the generations")
+    return found
+
+
+def _ascending(indices: Sequence[int]) -> bool:
+    return all(a < b for a, b in pairwise(indices))
+
+
+def check_attempts(attempts: Sequence[Attempt | None], where: str) -> None:
+    """Refuse tries that do not follow from each other.
+
+    Raises
+    ------
+    StampError
+        Unless each try after a first one stands for all that the one before left.
+    """
+    before: Attempt | None = None
+    for attempt in attempts:
+        if attempt is not None and not _follows(before, attempt):
+            raise StampError(f"{where}: try {attempt.number} does not follow from the one before")
+        before = attempt
+
+
+def _follows(before: Attempt | None, attempt: Attempt) -> bool:
+    if attempt.number == 1:
+        return attempt.stands_for == tuple(range(len(attempt.stands_for)))
+    if before is None:
+        return False
+    same = (before.kind, before.expected, before.most, before.number + 1)
+    asked = (attempt.kind, attempt.expected, attempt.most, attempt.number)
+    return same == asked and attempt.stands_for == before.left

@@ -1,0 +1,157 @@
+"""An expectation as a user writes it, checked and in one form."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from jupyter_detllm.core.attempts import ExpectationKind
+from jupyter_detllm.core.canonical import Digest, digest_of
+from jupyter_detllm.errors import UsageError
+
+__all__ = ["MAX_PATTERN", "MAX_SCHEMA", "Expectation", "expectation_of", "from_line"]
+
+MAX_PATTERN = 2_000
+MAX_SCHEMA = 200_000
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_DEEPEST = 64
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What every text of a call should be.
+
+    Attributes
+    ----------
+    kind
+        Pattern or schema.
+    text
+        The regular expression, or the schema as JSON with sorted keys.
+    flags
+        Those of a compiled regular expression, 0 else.
+    """
+
+    kind: ExpectationKind
+    text: str
+    flags: int = 0
+
+    @cached_property
+    def digest(self) -> Digest:
+        """Digest of kind, text and flags."""
+        return digest_of([self.kind.value, self.text, self.flags])
+
+
+def from_line(text: str, namespace: Mapping[str, object], line: str) -> Expectation:
+    """Return what `--expect` on a magic's line means.
+
+    ``@NAME`` is a variable of the namespace, ``@FILE`` (with a dot or a slash) a file with
+    a JSON schema; anything else is a regular expression.
+
+    Parameters
+    ----------
+    text
+        The option's value, its quotes taken off.
+    namespace
+        The user's variables.
+    line
+        The whole line, to see whether quoting has changed the pattern.
+
+    Raises
+    ------
+    UsageError
+        For what is none of these.
+    """
+    if not text.startswith("@"):
+        if text not in line:
+            raise UsageError(
+                "--expect: a backslash or quote of the pattern was taken for the line's own",
+                fix=r"single quotes around it: --expect '\d+'",
+            )
+        return expectation_of(text)
+    name = text[1:]
+    if name.isidentifier():
+        if name not in namespace:
+            raise UsageError(f"--expect: there is no variable {name!r:.60}")
+        return expectation_of(namespace[name])
+    return _schema(_read(Path(name)))
+
+
+def _read(path: Path) -> object:
+    try:
+        if path.stat().st_size > MAX_SCHEMA:
+            raise UsageError(f"--expect: {path.name} is larger than {MAX_SCHEMA:,} bytes")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise UsageError(f"--expect: {path.name or path} cannot be read: {why}") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"--expect: {path.name} is not JSON", expected="a JSON schema") from None
+
+
+def expectation_of(value: object) -> Expectation:
+    """Return the expectation of a pattern (text or compiled) or a schema (a mapping).
+
+    Raises
+    ------
+    UsageError
+        For another type, a pattern that does not compile, or a schema that is too large,
+        no JSON, or refers to anything outside itself.
+    """
+    if isinstance(value, Expectation):
+        return value
+    if isinstance(value, str):
+        return _pattern(value, 0)
+    if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
+        return _pattern(value.pattern, value.flags & ~(re.DEBUG | re.UNICODE))
+    if isinstance(value, (Mapping, bool)):
+        return _schema(dict(value) if isinstance(value, Mapping) else value)
+    raise UsageError(
+        f"an expectation is a {type(value).__name__}", expected="a pattern or a JSON schema"
+    )
+
+
+def _pattern(text: str, flags: int) -> Expectation:
+    if not text:
+        raise UsageError("an empty pattern is found in every text", expected="a pattern")
+    if len(text) > MAX_PATTERN:
+        raise UsageError(f"the pattern has more than {MAX_PATTERN:,} characters")
+    try:
+        re.compile(text, flags)
+    except (re.error, OverflowError, RecursionError, ValueError) as error:
+        raise UsageError(f"{text!r:.60} is not a regular expression: {error}") from None
+    return Expectation(ExpectationKind.PATTERN, text, flags)
+
+
+def _schema(value: object) -> Expectation:
+    if not isinstance(value, (dict, bool)):
+        raise UsageError(
+            f"the schema is a {type(value).__name__}", expected="an object, true or false"
+        )
+    _check_references(value, 0)
+    try:
+        text = json.dumps(value, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError):
+        raise UsageError("the schema holds what JSON cannot", expected="plain JSON") from None
+    if len(text) > MAX_SCHEMA:
+        raise UsageError(f"the schema has more than {MAX_SCHEMA:,} characters")
+    return Expectation(ExpectationKind.SCHEMA, text)
+
+
+def _check_references(value: object, depth: int) -> None:
+    """Refuse what would be fetched: a schema says everything itself."""
+    if depth > _DEEPEST:
+        raise UsageError(f"the schema nests deeper than {_DEEPEST} levels")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key in _REFERENCES and isinstance(item, str) and not item.startswith("#"):
+                raise UsageError(
+                    f"the schema refers to {item!r:.60}", expected="references within it: #/..."
+                )
+            _check_references(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check_references(item, depth + 1)

@@ -1,0 +1,184 @@
+"""Generate until every text is as expected, a bounded number of times.
+
+Each try is a call of its own in the cell's stamp. Only what was not as expected is
+generated again, under the next seed that its own first seed leads to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from jupyter_detllm.core.attempts import MAX_TRIES, Attempt
+from jupyter_detllm.core.generation import Generation, GenerationRequest
+from jupyter_detllm.core.seeds import next_try_seed
+from jupyter_detllm.core.showing import generation_heading, shown_calls
+from jupyter_detllm.core.stamp import Call
+from jupyter_detllm.engines.base import ProgressCallback
+from jupyter_detllm.errors import ExpectationError, GenerationInterrupted, UsageError
+from jupyter_detllm.expect.expectation import Expectation
+from jupyter_detllm.kernel.asking import Ask
+from jupyter_detllm.kernel.session import Session
+
+__all__ = ["Expect", "Outcome", "Unmet", "generate", "next_requests"]
+
+
+class Unmet(StrEnum):
+    """What becomes of a cell whose texts are not as expected after the last try."""
+
+    ERROR = "error"
+    WARN = "warn"
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """What is expected of every text of a call, how often it is tried, and what else.
+
+    Raises
+    ------
+    UsageError
+        For a number of tries out of range.
+    """
+
+    expectation: Expectation
+    tries: int = 1
+    unmet: Unmet = Unmet.ERROR
+
+    def __post_init__(self) -> None:
+        count: object = self.tries
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_TRIES:
+            raise UsageError(f"the number of tries is {count!r:.40}", expected=f"1 to {MAX_TRIES}")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a cell shows: per completion the text of its last try.
+
+    `problem` is one line about the texts that are not as expected, "" where there is none;
+    `fixed` says that another try could not have given another text.
+    """
+
+    generations: tuple[Generation, ...]
+    problem: str = ""
+    unmet: Unmet = Unmet.ERROR
+    fixed: bool = False
+
+    def settle(self, warn: Callable[[str], object]) -> None:
+        """Pass a problem to `warn`, or raise it, as was asked.
+
+        Raises
+        ------
+        ExpectationError
+            Where texts are not as expected and that is an error.
+        """
+        if not self.problem:
+            return
+        if self.unmet is Unmet.ERROR:
+            way = "--temperature 0.8" if self.fixed else "more --tries"
+            raise ExpectationError(self.problem, fix=f"{way}, or --unmet warn to go on")
+        warn(self.problem)
+
+
+def generate(
+    session: Session,
+    ask: Ask,
+    requests: tuple[GenerationRequest, ...],
+    expect: Expect | None = None,
+    *,
+    progress: ProgressCallback | None = None,
+) -> Outcome:
+    """Run a prepared call, again where its texts are not as expected.
+
+    Raises
+    ------
+    ExpectationError
+        When the texts cannot be checked.
+    DetLLMError
+        As `Session.run` does.
+    """
+    if expect is None:
+        return Outcome(session.run(ask, requests, progress=progress).generations)
+    fixed = all(r.sampling.greedy or r.sampling.beam_width for r in requests)
+    most = 1 if fixed else expect.tries
+    calls: list[Call] = []
+    asked, stands_for = requests, tuple(range(sum(len(r.seeds) for r in requests)))
+    reasons: dict[int, str] = {}
+    for number in range(1, most + 1):
+        done = session.run(ask, asked, progress=progress).generations
+        reasons = _mismatches(session, expect.expectation, done)
+        attempt = Attempt(
+            expect.expectation.kind,
+            expect.expectation.digest,
+            number,
+            most,
+            stands_for,
+            tuple(reasons),
+        )
+        session.recorder.open().tried(attempt)
+        calls.append(Call(asked, done, attempt=attempt))
+        if not reasons:
+            break
+        stands_for = attempt.left
+        asked = next_requests(requests, stands_for, number + 1)
+    shown = shown_calls(calls)[0].generations
+    reason = next(iter(reasons.values()), "")
+    note = "another try would give the same text" if fixed and expect.tries > 1 else ""
+    problem = _problem(requests, shown, calls[-1].attempt, reason, note)
+    return Outcome(shown, problem, expect.unmet, fixed)
+
+
+def _mismatches(
+    session: Session, expectation: Expectation, generations: Sequence[Generation]
+) -> dict[int, str]:
+    from jupyter_detllm.expect.matching import mismatches
+
+    try:
+        return mismatches(expectation, [g.text for g in generations])
+    except KeyboardInterrupt:
+        session.recorder.open().broken = True
+        raise GenerationInterrupted(
+            "interrupted: nothing of this cell is stamped", fix="run the cell again"
+        ) from None
+
+
+def next_requests(
+    first: Sequence[GenerationRequest], left: Sequence[int], number: int
+) -> tuple[GenerationRequest, ...]:
+    """Return the requests of try `number` for the completions that are left.
+
+    Parameters
+    ----------
+    first
+        The requests of the first try.
+    left
+        Indices of its completions, ascending, all prompts' counted on.
+    number
+        Which try, from 2.
+    """
+    out = []
+    start = 0
+    for request in first:
+        seeds = [seed for j, seed in enumerate(request.seeds, start) if j in left]
+        start += len(request.seeds)
+        if seeds:
+            again = (next_try_seed(seed, request.prompt_tokens, number) for seed in seeds)
+            out.append(replace(request, seeds=tuple(again)))
+    return tuple(out)
+
+
+def _problem(
+    requests: Sequence[GenerationRequest],
+    shown: Sequence[Generation],
+    last: Attempt | None,
+    reason: str,
+    note: str,
+) -> str:
+    """Return one line about what is not as expected, "" where all is."""
+    if last is None or not last.left:
+        return ""
+    heading = generation_heading(shown[last.left[0]], requests)
+    where = f"{heading}: " if heading else ""
+    many = f"{len(last.left)} of {len(shown)} texts are" if len(shown) > 1 else "the text is"
+    tries = f"{last.number} tries" if last.number > 1 else "one try"
+    return f"{many} not as expected after {tries} ({where}{reason})" + (note and f"; {note}")

@@ -1,0 +1,3 @@
+"""What generating costs: rates, latencies, memory. Volatile: never stamped, never compared."""
+
+__all__: list[str] = []
