@@ -7,26 +7,21 @@ exits 1 when one of them is not current.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jupyter_detllm.controls.environ import ENV_CONTROLS, NO_EFFECT, RECORDED
 from jupyter_detllm.core.fields import FIELDS
 from jupyter_detllm.core.fieldspec import Group
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.verdict import RULES
+from jupyter_detllm.core.verdict import RULES, Verdict
 from jupyter_detllm.doctor.table import KINDS
+from tools.markdown import NOTE, table
+from tools.reference_pages import commands, configuration, magics
 
 __all__ = ["PAGES", "main"]
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-NOTE = "<!-- Written by `python -m tools.make_docs`; change the table in the code instead. -->\n"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
 
 
 def controls() -> str:
@@ -49,12 +44,12 @@ def controls() -> str:
         NOTE,
         "Set by `%detllm`, unless you have set them yourself: then your value stays and is "
         "recorded as yours. What comes too late is not set, named, and recorded as late.\n",
-        _table(head, rows),
+        table(head, rows),
         "## Recorded, never set\n",
-        _table(("variable", "why"), [(f"`{r.name}`", r.why) for r in RECORDED]),
+        table(("variable", "why"), [(f"`{r.name}`", r.why) for r in RECORDED]),
         "## In circulation, without effect\n",
         "Named by `%detllm status` when you have set one; never set.\n",
-        _table(
+        table(
             ("variable", "why", "instead"), [(f"`{n.name}`", n.why, n.instead) for n in NO_EFFECT]
         ),
     ]
@@ -77,19 +72,40 @@ def fields() -> str:
             if row.group is group
         ]
         head = ("field", "role", "weight", "meaning", "why", "how to align")
-        parts += [f"## {group.value}\n", _table(head, rows)]
+        parts += [f"## {group.value}\n", table(head, rows)]
     return "\n".join(parts)
 
 
+MEANINGS: Mapping[Verdict, str] = {
+    Verdict.MATCH: "tokens, finish reasons and evidence are bitwise equal",
+    Verdict.TOKENS_MATCH: "tokens and finish reasons are equal; logprobs differ, or are absent "
+    "on a side",
+    Verdict.DRIFT: "tokens differ, and so does the environment: the fields are named, likeliest "
+    "first",
+    Verdict.DIVERGED: "tokens differ under the same fingerprint",
+    Verdict.STALE: "the cell's source or the request is not the stamped one",
+    Verdict.RECORDED: "the output is the very run that was promoted: nothing was compared",
+    Verdict.UNSTAMPED: "there is nothing to compare",
+    Verdict.NOT_COMPARABLE: "another model, another level, or a missing capability",
+    Verdict.ERROR: "a stamp is malformed or disagrees with its own digests, or the cell did not "
+    "run",
+}
+
+
 def verdicts() -> str:
-    """Return the page of verdict rules."""
+    """Return the page of verdicts: what each means, and the rules that give them."""
+    meanings = [(f"`{verdict}`", MEANINGS[verdict]) for verdict in Verdict]
     rows = [(str(i), rule.name, f"`{rule.verdict}`") for i, rule in enumerate(RULES, start=1)]
     return "\n".join(
         [
-            "# Verdict rules\n",
+            "# Verdicts\n",
             NOTE,
+            "One for each stamped cell. Accepted without further options are `match` and "
+            "`tokens_match`; `--policy` and `--accept` change that.\n",
+            table(("verdict", "meaning"), meanings),
+            "## Rules\n",
             "The first rule that applies to a cell gives its verdict.\n",
-            _table(("order", "rule", "verdict"), rows),
+            table(("order", "rule", "verdict"), rows),
         ]
     )
 
@@ -101,17 +117,21 @@ def findings() -> str:
         [
             "# Kinds of finding\n",
             NOTE,
-            "What `jupyter detllm doctor` and `%detllm doctor` look for ([doctor](../howto/doctor.md)). "
-            "Where there is nothing for a kind to look at, the report says so.\n",
-            _table(("kind", "looks for", "in"), rows),
+            "What `jupyter detllm doctor` and `%detllm doctor` look for "
+            "([how to use it](../howto/doctor.md)). Where there is nothing for a kind to look at, "
+            "the report says so.\n",
+            table(("kind", "looks for", "in"), rows),
         ]
     )
 
 
 PAGES = {
+    "reference/commands.md": commands,
+    "reference/configuration.md": configuration,
     "reference/controls.md": controls,
     "reference/fields.md": fields,
     "reference/findings.md": findings,
+    "reference/magics.md": magics,
     "reference/verdicts.md": verdicts,
 }
 

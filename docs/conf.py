@@ -1,0 +1,33 @@
+"""How the site is built: ``python -m tools.docs_site`` (warnings are errors)."""
+
+from __future__ import annotations
+
+from jupyter_detllm import __version__
+
+project = "jupyter-detllm"
+author = "the jupyter-detllm authors"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+root_doc = "index"
+default_role = "code"  # single backticks in docstrings are code
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+python_maximum_signature_line_length = 80
+
+html_theme = "furo"
+html_title = f"jupyter-detllm {__version__}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
