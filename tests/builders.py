@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
+from jupyter_detllm.core.attempts import Attempt, ExpectationKind, next_requests
 from jupyter_detllm.core.canonical import Digest, digest_of
 from jupyter_detllm.core.evidence import TokenEvidence
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
@@ -25,6 +26,7 @@ from jupyter_detllm.core.generation import (
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
 from jupyter_detllm.core.promotion import Update, promote
+from jupyter_detllm.core.showing import shown_calls
 from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp, source_digest
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "notebook",
     "promoted",
     "stamped_cell",
+    "tried",
     "with_actual",
 ]
 
@@ -155,6 +158,22 @@ def make_stamp(
     )
 
 
+def tried(stamp: Stamp, unmet: Sequence[int], texts: Sequence[str], most: int = 3) -> Stamp:
+    """Return a stamp of one call with a second try: `texts` in place of the texts `unmet`."""
+    (first,) = stamp.calls
+    expected = digest_of("a pattern")
+    kind = ExpectationKind.PATTERN
+    everything = tuple(range(len(first.generations)))
+    requests = next_requests(first.requests, unmet, 2)
+    second = Call(
+        requests,
+        tuple(generation(text, prompt=i) for i, text in enumerate(texts)),
+        attempt=Attempt(kind, expected, 2, most, tuple(unmet)),
+    )
+    one = replace(first, attempt=Attempt(kind, expected, 1, most, everything, tuple(unmet)))
+    return replace(stamp, calls=(one, second))
+
+
 def cell(source: str, cell_id: str = "", outputs: Sequence[Any] = ()) -> dict[str, Any]:
     """Return a code cell without a stamp."""
     return {
@@ -176,7 +195,7 @@ def stamped_cell(
 ) -> dict[str, Any]:
     """Return a code cell whose output carries `stamp`, not promoted yet."""
     made = stamp if stamp is not None else make_stamp(source, name=_name_of(source))
-    text = "\n".join(g.text for g in made.generations)
+    text = "\n".join(g.text for call in shown_calls(made.calls) for g in call.generations)
     output = {
         "data": {"text/plain": text.splitlines(keepends=True)},
         "metadata": {KEY: made.to_json(), RUN_KEY: {"run_id": run_id}},

@@ -8,15 +8,24 @@ expectation itself is not stored: it stands in the cell's source, here is its di
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
 from jupyter_detllm.core.canonical import Digest, Json
+from jupyter_detllm.core.generation import GenerationRequest
 from jupyter_detllm.core.reading import Reader
+from jupyter_detllm.core.seeds import next_try_seed
 from jupyter_detllm.errors import StampError
 
-__all__ = ["MAX_TRIES", "Attempt", "ExpectationKind", "check_attempts", "read_attempt"]
+__all__ = [
+    "MAX_TRIES",
+    "Attempt",
+    "ExpectationKind",
+    "check_attempts",
+    "next_requests",
+    "read_attempt",
+]
 
 MAX_TRIES = 100
 """Most tries of one call, made or read."""
@@ -120,3 +129,28 @@ def _follows(before: Attempt | None, attempt: Attempt) -> bool:
     same = (before.kind, before.expected, before.most, before.number + 1)
     asked = (attempt.kind, attempt.expected, attempt.most, attempt.number)
     return same == asked and attempt.stands_for == before.left
+
+
+def next_requests(
+    first: Sequence[GenerationRequest], left: Sequence[int], number: int
+) -> tuple[GenerationRequest, ...]:
+    """Return the requests of try `number` for the completions that are left.
+
+    Parameters
+    ----------
+    first
+        The requests of the first try.
+    left
+        Indices of its completions, ascending, all prompts' counted on.
+    number
+        Which try, from 2.
+    """
+    out = []
+    start = 0
+    for request in first:
+        seeds = [seed for j, seed in enumerate(request.seeds, start) if j in left]
+        start += len(request.seeds)
+        if seeds:
+            again = (next_try_seed(seed, request.prompt_tokens, number) for seed in seeds)
+            out.append(replace(request, seeds=tuple(again)))
+    return tuple(out)

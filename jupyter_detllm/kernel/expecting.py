@@ -7,12 +7,11 @@ generated again, under the next seed that its own first seed leads to.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
-from jupyter_detllm.core.attempts import MAX_TRIES, Attempt
+from jupyter_detllm.core.attempts import MAX_TRIES, Attempt, next_requests
 from jupyter_detllm.core.generation import Generation, GenerationRequest
-from jupyter_detllm.core.seeds import next_try_seed
 from jupyter_detllm.core.showing import generation_heading, shown_calls
 from jupyter_detllm.core.stamp import Call
 from jupyter_detllm.engines.base import ProgressCallback
@@ -21,7 +20,7 @@ from jupyter_detllm.expect.expectation import Expectation
 from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.session import Session
 
-__all__ = ["Expect", "Outcome", "Unmet", "generate", "next_requests"]
+__all__ = ["Expect", "Outcome", "Unmet", "generate"]
 
 
 class Unmet(StrEnum):
@@ -140,31 +139,6 @@ def _mismatches(
         raise GenerationInterrupted(
             "interrupted: nothing of this cell is stamped", fix="run the cell again"
         ) from None
-
-
-def next_requests(
-    first: Sequence[GenerationRequest], left: Sequence[int], number: int
-) -> tuple[GenerationRequest, ...]:
-    """Return the requests of try `number` for the completions that are left.
-
-    Parameters
-    ----------
-    first
-        The requests of the first try.
-    left
-        Indices of its completions, ascending, all prompts' counted on.
-    number
-        Which try, from 2.
-    """
-    out = []
-    start = 0
-    for request in first:
-        seeds = [seed for j, seed in enumerate(request.seeds, start) if j in left]
-        start += len(request.seeds)
-        if seeds:
-            again = (next_try_seed(seed, request.prompt_tokens, number) for seed in seeds)
-            out.append(replace(request, seeds=tuple(again)))
-    return tuple(out)
 
 
 def _problem(

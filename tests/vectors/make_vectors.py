@@ -32,7 +32,14 @@ from jupyter_detllm.core.stamp import (  # noqa: E402
     source_digest,
 )
 from jupyter_detllm.engines.base import SamplingOptions  # noqa: E402
-from tests.builders import cell, make_stamp, notebook, stamped_cell, with_actual  # noqa: E402
+from tests.builders import (  # noqa: E402
+    cell,
+    make_stamp,
+    notebook,
+    stamped_cell,
+    tried,
+    with_actual,
+)
 from tests.fakes import Run  # noqa: E402
 
 __all__ = ["VECTORS", "main", "rendered"]
@@ -234,6 +241,11 @@ def _books() -> dict[str, dict[str, Any]]:
     fields = {"torch.threads": 4}
     other_hit = make_stamp(source, ["A new pond."], name="haiku", fields=fields, cached=[0])
     from_cache, _ = promote(notebook(stamped_cell(source, hit)), Update.NEW)
+    twice = tried(old, [0], ["A new pond."])
+    retried, _ = promote(notebook(stamped_cell(source, twice)), Update.NEW)
+    other_way = tried(old, [0], ["A newer pond."])
+    torn = replace(twice, calls=twice.calls[1:])
+    torn_book = notebook(stamped_cell(source, torn))
     later = json.loads(json.dumps(done))
     later["cells"][1]["metadata"]["detllm"]["schema"] = "detllm.cell/2"
     return {
@@ -250,6 +262,11 @@ def _books() -> dict[str, dict[str, Any]]:
         "became markdown": markdown,
         "a stamp that disagrees with itself": broken,
         "a later schema": later,
+        "a first stamp, of two tries": notebook(stamped_cell(source, twice)),
+        "two tries, re-run, equal": with_actual(retried, 1, twice),
+        "two tries, re-run, the second drifted": with_actual(retried, 1, other_way),
+        "two tries, re-run, the first was as expected": with_actual(retried, 1, old),
+        "a second try without its first": torn_book,
         "a first stamp, from the cache": notebook(stamped_cell(source, hit)),
         "re-run, from the cache, equal": with_actual(done, 2, hit),
         "re-run, from the cache, drifted": with_actual(done, 2, other_hit),

@@ -30,12 +30,32 @@ export function generationsText(call: ICall): string {
   return call.generations.map(g => `${heading(g, call)}\n${g.text}`).join('\n\n');
 }
 
+/** The calls as a cell shows them: a try's texts in place of those it replaced. */
+export function shownCalls(calls: readonly ICall[]): ICall[] {
+  const shown: ICall[] = [];
+  for (const call of calls) {
+    const { attempt } = call;
+    if (attempt === null || attempt.number === 1 || !shown.length) {
+      shown.push(call);
+      continue;
+    }
+    const first = shown[shown.length - 1];
+    const generations = [...first.generations];
+    attempt.standsFor.forEach((place, i) => {
+      const { prompt, completion } = generations[place];
+      generations[place] = { ...call.generations[i], prompt, completion };
+    });
+    shown[shown.length - 1] = { ...first, generations };
+  }
+  return shown;
+}
+
 /** Whether the texts that a cell shows hold those of its stamp; white space does not count. */
 export function stillShown(stamp: IStamp, shown: readonly string[]): boolean {
   const texts = shown.map(squeezed).filter(text => text);
   return (
     !texts.length ||
-    stamp.calls.every(call => {
+    shownCalls(stamp.calls).every(call => {
       const expected = squeezed(printable(generationsText(call)));
       return texts.some(text => text.includes(expected));
     })

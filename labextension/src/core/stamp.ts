@@ -1,4 +1,5 @@
 /** Stamps and references; `core/stamp.py` and `core/stamp_reader.py` in the browser. */
+import { IAttempt, attemptJson, checkAttempts, readAttempt } from './attempts';
 import { IJsonObject, brief, digestOf, equal, isObject, utf8 } from './canonical';
 import { IEvidence, evidenceJson, readEvidence } from './evidence';
 import { IFingerprint, readFingerprint } from './fingerprint';
@@ -45,6 +46,8 @@ export interface ICall {
   readonly digest: string;
   /** Indices of the requests answered out of the result cache. */
   readonly cached: readonly number[];
+  /** Which try of an expectation it is, null where there was none. */
+  readonly attempt: IAttempt | null;
 }
 
 export interface IStamp {
@@ -141,6 +144,11 @@ function parse(reader: Reader): IStamp {
   if (calls.length > MAX_CALLS) {
     throw new StampError(`${reader.where} holds more than ${MAX_CALLS} calls`);
   }
+  const found = calls.map(readCall);
+  checkAttempts(
+    found.map(call => call.attempt),
+    reader.where
+  );
   return {
     name,
     level,
@@ -149,7 +157,7 @@ function parse(reader: Reader): IStamp {
     fingerprint: ownFingerprint(reader, digest),
     fingerprintDigest: digest,
     rootSeed: reader.bigInteger('root_seed'),
-    calls: calls.map(readCall),
+    calls: found,
     late: reader.texts('late'),
     selfTest: reader.text('self_test'),
     storedDigest: reader.digest('digest')
@@ -228,7 +236,8 @@ function readCall(reader: Reader): ICall {
   if (asked.length !== given.length || asked.some((pair, i) => pair !== given[i])) {
     throw new StampError(`${reader.where}: the generations do not fit the requests`);
   }
-  return { requests, generations, digest, cached: readCached(reader, requests.length) };
+  const cached = readCached(reader, requests.length);
+  return { requests, generations, digest, cached, attempt: readAttempt(reader, generations.length) };
 }
 
 function readCached(reader: Reader, requests: number): number[] {
@@ -366,7 +375,8 @@ export function knownDigest(stamp: IStamp): string {
       requests: call.requests.map(request => request.stored),
       batch: call.requests.map(request => request.digest),
       generations: call.generations.map(generationJson),
-      digest: call.digest
+      digest: call.digest,
+      ...(call.attempt === null ? {} : { attempt: attemptJson(call.attempt) })
     }))
   });
 }
