@@ -20,12 +20,16 @@ __all__ = [
     "__version__",
     "cells",
     "check",
+    "compare",
     "fingerprint",
     "generate",
     "generator",
     "last_stamp",
     "load_ipython_extension",
+    "probe",
     "release",
+    "replay",
+    "rerun",
     "seed_child",
     "unload_ipython_extension",
     "use",
@@ -50,6 +54,10 @@ if TYPE_CHECKING:
     from jupyter_detllm.core.generation import PromptKind as PromptKind
     from jupyter_detllm.core.stamp import Stamp as Stamp
     from jupyter_detllm.errors import DetLLMError as DetLLMError
+    from jupyter_detllm.verifying import compare as compare
+    from jupyter_detllm.verifying import probe as probe
+    from jupyter_detllm.verifying import replay as replay
+    from jupyter_detllm.verifying import rerun as rerun
 
 _LAZY = {
     **dict.fromkeys(
@@ -59,6 +67,7 @@ _LAZY = {
     **dict.fromkeys(("Generation", "Message", "Prompt", "PromptKind"), "core.generation"),
     "DetLLMError": "errors",
     "Stamp": "core.stamp",
+    **dict.fromkeys(("compare", "probe", "replay", "rerun"), "verifying"),
 }
 
 

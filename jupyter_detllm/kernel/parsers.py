@@ -144,7 +144,13 @@ def _release() -> ArgumentParser:
 @cache
 def _probe() -> ArgumentParser:
     text = "Test whether generations of the running engine depend on what shares their batch."
-    return ArgumentParser("%detllm probe", description=text)
+    parser = ArgumentParser("%detllm probe", synopsis="[--short]", description=text)
+    parser.add_argument(
+        "--short",
+        action="store_true",
+        help="fewer prompts and compositions, as at an engine's start",
+    )
+    return parser
 
 
 @cache

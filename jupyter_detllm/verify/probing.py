@@ -50,9 +50,13 @@ class Probing:
 
 
 def probe_engine(
-    engine: Engine, fingerprint: Fingerprint, *, progress: Report | None = None
+    engine: Engine,
+    fingerprint: Fingerprint,
+    *,
+    form: Form = Form.LONG,
+    progress: Report | None = None,
 ) -> SelfTest:
-    """Run the long form on a running engine, whatever its level; a pass is remembered.
+    """Run a self-test on a running engine, whatever its level; a pass is remembered.
 
     Raises
     ------
@@ -61,9 +65,9 @@ def probe_engine(
     """
     method = engine.method if isinstance(engine, Invariant) else "off"
     room = room_of(engine.fields(), fast_prefill=compute_platform() is not Platform.CPU)
-    found = run_test(engine, plan_test(Form.LONG, room), method=method, progress=progress)
+    found = run_test(engine, plan_test(form, room), method=method, progress=progress)
     if engine.spec.level is Level.INVARIANT:
-        remember(key_of(fingerprint, engine.model(), method, Form.LONG), found)
+        remember(key_of(fingerprint, engine.model(), method, form), found)
     return found
 
 
