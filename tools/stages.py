@@ -19,7 +19,7 @@ _PARALLEL = ("-n", "2")
 _SERIAL = ("-p", "no:xdist")
 _QUICK = ("-m", "not slow")
 _WITHOUT_ENGINE = ("tests/unit", "tests/integration")
-_SOURCES = ("jupyter_detllm", "tools", "tests", "examples", "benchmarks")
+_SOURCES = ("jupyter_detllm", "tools", "tests", "examples", "benchmarks", "docs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,13 @@ def _lint() -> tuple[Stage, ...]:
     )
 
 
+def _docs() -> tuple[Stage, ...]:
+    return (Stage("documentation site", ("-m", "tools.docs_site")),)
+
+
 STAGES: Mapping[str, tuple[Stage, ...]] = {
     "lint": _lint(),
+    "docs": _docs(),
     "unit": (_tests(*_QUICK),),
     "real": (_engine_tests(),),
     "ui": _browser_tests(*_QUICK),
