@@ -10,8 +10,8 @@ scale (vLLM's dummy weights hide every difference). Modes:
 `default+ours` are two engines in one process that work by turns, so that their ratio is free
 of the machine's moods; vLLM's flag needs a process of its own.
 
-It prints decode tokens/s at 1, 8, 32 and 128 streams, prefill tokens/s, and how many requests
-differ (tokens, tokens or logprobs, of) by composition, greedy and seeded sampling.
+It prints decode tokens/s at 1, 8, 32, 128 streams, prefill tokens/s, and how many requests
+differ (tokens, tokens or logprobs, of) by composition, greedy and sampled.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--tight", action="store_true", help="few KV blocks, prefix cache on")
+    parser.add_argument("--speed-only", action="store_true")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--child", default="")
@@ -96,8 +97,7 @@ def _child(group: str) -> dict[str, Any]:
         if line.startswith("RESULT "):
             found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
             return found
-    lines = (run.stdout + run.stderr).strip().splitlines()
-    return {group: {"failed": lines[-40:]}}
+    return {group: {"failed": (run.stdout + run.stderr).strip().splitlines()[-40:]}}
 
 
 def _machine() -> dict[str, Any]:
@@ -131,6 +131,7 @@ def measure(modes: list[str], args: argparse.Namespace) -> dict[str, Any]:
                     ("greedy", {"temperature": 0.0}),
                     ("sampled", {"temperature": 0.8, "seed": 7}),
                 )
+                if not args.speed_only
             }
         results[mode] = {
             "start_s": starts[mode],
