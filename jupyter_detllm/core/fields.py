@@ -193,6 +193,11 @@ _ENGINE = (
          "Drafted tokens change the shape of every step.", _ENGINE_ARG),
     _row("engine.lora", _NUM, 79, "LoRA on or off, and the highest rank",
          "Layers with an adapter run other kernels, by the highest rank.", _ENGINE_ARG),
+    _row("engine.server", _NUM, 77, "system_fingerprint of a server that tells no more of itself",
+         "It is a hash of the server's configuration: dtype, backends, parallel sizes and more.",
+         "start the server with the same options and the same vLLM"),
+    _row("engine.unproven", _INFO, 19, "what a server cannot be known to do or to be",
+         "It says how far the other fields can be relied on."),
     _row("engine.config_hash", _INFO, 21, "vLLM's own hash of its config",
          "It leaves out seed, tokenizer, logprobs mode and more."),
 )

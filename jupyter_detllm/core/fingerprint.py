@@ -26,7 +26,7 @@ MAX_FIELDS = 256
 MAX_VALUE_CHARS = 400
 PACKAGES_FIELD = "software.packages"
 
-_STAMPED = (PACKAGES_FIELD, "hardware.gpu_memory")
+_STAMPED = (PACKAGES_FIELD, "hardware.gpu_memory", "engine.unproven")
 """Informational fields that a stamp keeps: people ask about them first, and they are stable."""
 """The one informational field that is stamped: it tells which package list was installed."""
 

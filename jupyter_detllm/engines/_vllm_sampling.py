@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jupyter_detllm.core.evidence import EVIDENCE_K
@@ -30,6 +30,7 @@ def resolve_sampling(
     eos: Iterable[int],
     tokenizer_eos: int | None,
     max_logprobs: int,
+    check: Callable[[Sampling], None] | None = None,
 ) -> Sampling:
     """Return the parameters that will be used.
 
@@ -45,6 +46,8 @@ def resolve_sampling(
         search knows.
     max_logprobs
         The engine's limit, twice the widest beam.
+    check
+        Judges the values; vLLM's own parameters where none is given.
 
     Raises
     ------
@@ -60,7 +63,7 @@ def resolve_sampling(
     sampling = Sampling(**{**defaults, **asked})
     stops = () if sampling.ignore_eos else tuple(sorted(set(eos)))
     sampling = dataclasses.replace(sampling, stop_token_ids=stops)
-    _check(sampling)
+    (check or _check)(sampling)
     return _as_it_runs(sampling).normalised()
 
 

@@ -14,6 +14,7 @@ from jupyter_detllm.errors import UsageError
 
 __all__ = [
     "Capabilities",
+    "Elsewhere",
     "Engine",
     "EngineSpec",
     "GenerationResult",
@@ -182,6 +183,24 @@ class Invariant(Engine, Protocol):
 
     def fall_back(self) -> str:
         """Take the next method; return its name, "" when there is none left."""
+        ...
+
+
+@runtime_checkable
+class Elsewhere(Engine, Protocol):
+    """What an engine offers besides that computes in a process which is not ours.
+
+    This process's environment is then no part of the fingerprint, and its determinism
+    controls are none of the engine's.
+    """
+
+    def environment(self) -> dict[str, FieldValue]:
+        """Return the fields of the environment that computes, as far as it tells them."""
+        ...
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """What cannot be proven of it from here, one sentence each."""
         ...
 
 

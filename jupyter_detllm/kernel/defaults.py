@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jupyter_detllm.core.levels import Level
 
-__all__ = ["DEFAULT_LEVEL", "DEFAULT_SEED", "FALLBACK_LEVEL"]
+__all__ = ["DEFAULT_LEVEL", "DEFAULT_SEED", "FALLBACK_LEVEL", "fallback_level"]
 
 DEFAULT_SEED = 0
 """Root seed of a session that names none; every stamp keeps the one in use."""
@@ -14,3 +14,11 @@ DEFAULT_LEVEL = Level.INVARIANT
 
 FALLBACK_LEVEL = Level.REPEATABLE
 """What such a session has where no method proves batch invariance."""
+
+
+def fallback_level(model: str) -> Level:
+    """Return what a session has with `model` where the default level is not to be had.
+
+    A server schedules requests by their time of arrival: `repeatable` is none of its.
+    """
+    return Level.SEEDED if "://" in model else FALLBACK_LEVEL

@@ -17,7 +17,7 @@ from jupyter_detllm.errors import (
     InvarianceError,
     UsageError,
 )
-from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, FALLBACK_LEVEL
+from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, fallback_level
 from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.kernel.shown import shown_option, shown_text
 
@@ -135,10 +135,11 @@ class EngineHolder:
             with self.alone():
                 why = self._tried(spec, settings, optional, progress)
                 if why:
-                    settings = replace(settings, level=FALLBACK_LEVEL)
+                    level = fallback_level(model)
+                    settings = replace(settings, level=level)
                     self.settings = settings
-                    self._start(replace(spec, level=FALLBACK_LEVEL), settings, progress)
-                    self.notice = f"level {FALLBACK_LEVEL}, since {why}"
+                    self._start(replace(spec, level=level), settings, progress)
+                    self.notice = f"level {level}, since {why}"
         except DetLLMError:
             # Seed and level are in force; an engine option that no engine took is not.
             self.settings = replace(settings, dtype=before.dtype, eager=before.eager)
@@ -165,9 +166,9 @@ class EngineHolder:
     def _start(
         self, spec: EngineSpec, settings: Settings, progress: Callable[[str], None] | None
     ) -> None:
-        from jupyter_detllm.verify.engine_start import start_engine
+        from jupyter_detllm.verify.engine_start import engine_of, start_engine
 
-        name = FAKE_MODEL if spec.model == FAKE_MODEL else "vllm"
+        name = engine_of(spec.model)
         self._apply(settings, name)
         try:
             engine = start_engine(name, spec, controls=self.controls, progress=progress)

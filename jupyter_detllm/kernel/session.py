@@ -95,12 +95,14 @@ class Session(EngineHolder):
         return result
 
     def _circumstances(self, engine: Engine, settings: Settings) -> Circumstances:
+        from jupyter_detllm.verify.engine_start import late_controls
+
         return Circumstances(
             model=engine.model(),
             level=settings.level,
             root_seed=settings.seed,
             fingerprint=self.fingerprint(),
-            late=self.controls.late if self.controls is not None else (),
+            late=late_controls(self.controls, engine),
             self_test=str(getattr(engine, "self_test", None) or ""),
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyter_detllm.controls.kernel_mark import kernel_mark
-from jupyter_detllm.engines.base import ShutdownReport
+from jupyter_detllm.engines.base import Elsewhere, ShutdownReport
 from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, FALLBACK_LEVEL
 from jupyter_detllm.kernel.ledger import Ledger
 from jupyter_detllm.kernel.live import verdict_line
@@ -98,6 +98,16 @@ def _self_test(session: Session) -> list[str]:
     return [f"method   {method}: {test}{remembered}"]
 
 
+def _elsewhere(session: Session) -> list[str]:
+    """Say what a server cannot be known to do or to be; nothing for an engine of this process."""
+    engine = session.engine
+    if not isinstance(engine, Elsewhere):
+        return []
+    heads = ["unproven", *[""] * len(engine.unproven)]
+    lines = [f"{head:<8} {text}" for head, text in zip(heads, engine.unproven, strict=False)]
+    return [*lines, "         the controls below are this kernel's: none of them is the server's"]
+
+
 def status_text(session: Session) -> str:
     """Return the status: level and promise, seed, engine, log, controls, stamped cells."""
     settings, report = session.settings, session.controls
@@ -109,6 +119,7 @@ def status_text(session: Session) -> str:
     lines.append(f"engine   {engine_line(session).removeprefix('engine').lstrip(': ')}")
     lines += _kernelspec(os.environ)
     lines += _self_test(session)
+    lines += _elsewhere(session)
     log = getattr(session.engine, "log_path", None)
     if log:
         lines.append(f"log      {_short_path(Path(log))}")

@@ -158,8 +158,15 @@ ENGINE_READERS: Mapping[str, Callable[[Any], FieldValue]] = {
     "engine.lora": _lora,
     "engine.config_hash": _config_hash,
 }
-NOT_OF_VLLM = ("engine.name", "engine.invariance", "engine.compile_cache", "engine.batch")
-"""What vLLM cannot tell: the engine adds the first three, each call the last."""
+NOT_OF_VLLM = (
+    "engine.name",
+    "engine.invariance",
+    "engine.compile_cache",
+    "engine.server",
+    "engine.unproven",
+    "engine.batch",
+)
+"""What vLLM cannot tell: the engine adds it, each call the last."""
 
 FIELD_NAMES = (*ENGINE_READERS, *NOT_OF_VLLM)
 

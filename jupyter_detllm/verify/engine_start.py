@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
-from jupyter_detllm.engines.base import Engine, EngineSpec, load_engine
+from jupyter_detllm.engines.base import Elsewhere, Engine, EngineSpec, load_engine
 from jupyter_detllm.errors import ControlError
 
 if TYPE_CHECKING:
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 __all__ = [
     "FAKE",
     "VLLM",
+    "VLLM_SERVER",
     "Modifiers",
     "RunningEngine",
     "apply_controls",
+    "engine_of",
     "environment_fingerprint",
+    "late_controls",
     "model_identity",
     "start",
     "start_engine",
@@ -33,6 +36,14 @@ __all__ = [
 
 FAKE = "fake"
 VLLM = "vllm"
+VLLM_SERVER = "vllm-server"
+
+
+def engine_of(model: str) -> str:
+    """Return the engine that a model's name asks for: an address is a server's."""
+    if model == FAKE:
+        return FAKE
+    return VLLM_SERVER if model.lower().startswith(("http://", "https://")) else VLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +176,13 @@ def start(
 
 
 def environment_fingerprint(controls: ControlReport | None, engine: Engine | None) -> Fingerprint:
-    """Return the fingerprint of this process, with the engine's part if one runs."""
+    """Return the fingerprint of this process, with the engine's part if one runs.
+
+    Of an engine elsewhere it holds what that tells, and nothing of this process.
+    """
+    if isinstance(engine, Elsewhere):
+        told = {**engine.environment(), **engine.fields(), **engine.model().fields()}
+        return Fingerprint.build({n: value for n, value in told.items() if value is not None})
     from jupyter_detllm.probes import collect_environment
 
     return collect_environment(
@@ -173,6 +190,13 @@ def environment_fingerprint(controls: ControlReport | None, engine: Engine | Non
         engine_fields=engine.fields() if engine is not None else None,
         model_fields=engine.model().fields() if engine is not None else None,
     )
+
+
+def late_controls(controls: ControlReport | None, engine: Engine | None) -> tuple[str, ...]:
+    """Return the controls that came too late for `engine`; none of ours are for a server."""
+    if controls is None or isinstance(engine, Elsewhere):
+        return ()
+    return controls.late
 
 
 def model_identity(model: str, lora: FieldValue = None) -> ModelIdentity:

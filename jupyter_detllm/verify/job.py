@@ -25,7 +25,13 @@ from jupyter_detllm.engines.base import (
     TokenScore,
 )
 from jupyter_detllm.errors import EngineError, RequestError, UsageError
-from jupyter_detllm.verify.engine_start import VLLM, Modifiers, model_identity, start
+from jupyter_detllm.verify.engine_start import (
+    VLLM,
+    Modifiers,
+    late_controls,
+    model_identity,
+    start,
+)
 
 __all__ = ["Circumstances", "Job", "JobBatch", "Listener", "Scores", "Task", "run_job"]
 
@@ -143,7 +149,7 @@ def run_job(job: Job, listener: Listener) -> None:
             Circumstances(
                 model,
                 running.fingerprint().for_stamp(),
-                running.controls.late,
+                late_controls(running.controls, engine),
                 str(getattr(engine, "self_test", None) or ""),
             )
         )

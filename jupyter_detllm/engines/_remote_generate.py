@@ -1,0 +1,182 @@
+"""From requests to bodies for ``/v1/completions``, and from its streams to generations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jupyter_detllm.core.evidence import EVIDENCE_K
+from jupyter_detllm.core.generation import Generation, Sampling
+from jupyter_detllm.engines._vllm_evidence import byte_offsets, evidence_of
+from jupyter_detllm.engines._vllm_run import Job
+from jupyter_detllm.errors import EngineError
+
+__all__ = ["COMPLETIONS", "Transcript", "body_of", "read_stream"]
+
+COMPLETIONS = "/v1/completions"
+
+_ID_PREFIX = "token_id:"
+_LOWEST = -9999.0
+"""What the server writes for a logprob of minus infinity, which JSON does not have."""
+
+_SENT = (
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "ignore_eos",
+)  # fmt: skip
+
+
+class _Logprob(NamedTuple):
+    logprob: float
+
+
+def body_of(job: Job, sampling: Sampling, model: str) -> dict[str, Any]:
+    """Return the body of one completion: every parameter is sent, none left to the server."""
+    return {
+        "model": model,
+        "prompt": list(job.token_ids),
+        "n": 1,
+        "seed": job.seed,
+        **{name: getattr(sampling, name) for name in _SENT},
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "logprobs": EVIDENCE_K,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What a stream brought.
+
+    Attributes
+    ----------
+    token_ids, deltas
+        Tokens, and the text that came with each.
+    logprobs
+        Per token: id to logprob, of the chosen one and the most likely ones.
+    finish_reason
+        None until the end.
+    prompt_ids
+        The prompt as the server took it.
+    cached_tokens
+        Prompt tokens out of its cache, where it tells.
+    server
+        Its `system_fingerprint`.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    deltas: list[str] = field(default_factory=list)
+    logprobs: list[dict[int, _Logprob]] = field(default_factory=list)
+    finish_reason: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    cached_tokens: int = 0
+    server: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.deltas)
+
+    def add(self, event: Mapping[str, Any]) -> int:
+        """Take one event; return how many tokens it brought.
+
+        Raises
+        ------
+        EngineError
+            For an event without what was asked for.
+        """
+        self.server = event.get("system_fingerprint") or self.server
+        details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
+        self.cached_tokens = details.get("cached_tokens") or self.cached_tokens
+        before = len(self.token_ids)
+        for choice in event.get("choices") or ():
+            self._choice(choice)
+        return len(self.token_ids) - before
+
+    def _choice(self, choice: Mapping[str, Any]) -> None:
+        if choice.get("prompt_token_ids") is not None:
+            self.prompt_ids = tuple(choice["prompt_token_ids"])
+        ids, text = choice.get("token_ids"), choice.get("text") or ""
+        if ids is None:
+            raise EngineError(
+                "the server returns no token ids", expected="`vllm serve` 0.25 or later"
+            )
+        if ids:
+            # Several tokens in one event: their text stands with the last.
+            self.deltas += [""] * (len(ids) - 1) + [text]
+            self.token_ids += ids
+            self.logprobs += _entries(choice.get("logprobs"), len(ids))
+        elif text and self.deltas:
+            self.deltas[-1] += text
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    def generation(self, job: Job, sampling: Sampling) -> Generation:
+        """Return the completion.
+
+        Raises
+        ------
+        EngineError
+            When it is of another prompt, or did not end as it was asked to.
+        """
+        if self.prompt_ids is not None and self.prompt_ids != job.token_ids:
+            raise EngineError("the server answered another prompt than it was sent")
+        if self.finish_reason not in {"stop", "length"}:
+            raise EngineError(f"the server ended a generation with {self.finish_reason!r}")
+        if self.finish_reason == "length" and len(self.token_ids) < sampling.max_tokens:
+            raise EngineError(
+                f"the server ended after {len(self.token_ids)} of {sampling.max_tokens} tokens: "
+                "it has a limit of its own"
+            )
+        ids, text = tuple(self.token_ids), self.text
+        return Generation(
+            job.prompt_index,
+            job.completion_index,
+            ids,
+            self.finish_reason,
+            text,
+            byte_offsets(self.deltas, [None] * len(ids), text),
+            evidence_of(ids, self.logprobs),
+        )
+
+
+def _entries(logprobs: Any, count: int) -> list[dict[int, _Logprob]]:
+    top = logprobs.get("top_logprobs") if isinstance(logprobs, Mapping) else None
+    if not isinstance(top, list) or len(top) != count:
+        raise EngineError(
+            "the server returns no logprobs", expected="one that allows 2 (--max-logprobs)"
+        )
+    try:
+        return [
+            {
+                int(name.removeprefix(_ID_PREFIX)): _Logprob(
+                    value if value > _LOWEST else float("-inf")
+                )
+                for name, value in entry.items()
+            }
+            for entry in top
+        ]
+    except (AttributeError, TypeError, ValueError):
+        raise EngineError(
+            "the server names tokens by their text, which two of them may share",
+            expected="`vllm serve` 0.25 or later",
+        ) from None
+
+
+async def read_stream(events: AsyncIterator[Any], tell: Callable[[int], None]) -> Transcript:
+    """Return what a stream brought; `tell` is called with the tokens of each event."""
+    found = Transcript()
+    told = 0
+    try:
+        async for event in events:
+            if isinstance(event, Mapping):
+                brought = found.add(event)
+                told += brought
+                tell(brought)
+    except BaseException:
+        tell(-told)  # it may be asked for again from its start
+        raise
+    return found

@@ -1,0 +1,345 @@
+"""A `vllm serve` somewhere else: spoken to over HTTP, believed only in what it can show."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.generation import (
+    Generation,
+    GenerationRequest,
+    Prompt,
+    PromptKind,
+    ResolvedPrompt,
+)
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.engines._remote_address import Address
+from jupyter_detllm.engines._remote_connect import connect, tokenize
+from jupyter_detllm.engines._remote_facts import OFF, UNPROVEN, ServerFacts
+from jupyter_detllm.engines._remote_generate import COMPLETIONS, Transcript, body_of, read_stream
+from jupyter_detllm.engines._remote_http import Connection
+from jupyter_detllm.engines._remote_loop import Background
+from jupyter_detllm.engines._remote_options import RemoteOptions, check_sampling
+from jupyter_detllm.engines._vllm_generate import check_requests, jobs_of
+from jupyter_detllm.engines._vllm_run import Job
+from jupyter_detllm.engines._vllm_sampling import fit_length, resolve_sampling
+from jupyter_detllm.engines.base import (
+    Capabilities,
+    EngineSpec,
+    GenerationResult,
+    Progress,
+    ProgressCallback,
+    RunStats,
+    SamplingOptions,
+    ShutdownReport,
+)
+from jupyter_detllm.errors import ControlError, EngineError, InvarianceError, RequestError
+
+__all__ = ["VLLMRemoteEngine"]
+
+_NO_LIMIT = 1 << 31
+_LONGER = "the server started with --max-model-len N"
+
+
+class VLLMRemoteEngine:
+    """An engine behind the OpenAI-compatible server of vLLM.
+
+    Every completion is one streamed request with its prompt as token ids, its own seed
+    and every sampling parameter. Constructing it connects, and generates one token, to see that
+    the server returns token ids and logprobs.
+
+    It offers the level `seeded`; `invariant` where the server tells which method of
+    batch invariance is in force, and the self-test, sent over the network, holds.
+    `repeatable` it cannot offer: who shares a batch follows the time of arrival.
+
+    Parameters
+    ----------
+    spec
+        The address stands for the model; options are those of `RemoteOptions`.
+    progress
+        Called with one short text per stage.
+
+    Raises
+    ------
+    UsageError
+        For an address that holds credentials, or an option that is the server's.
+    ControlError, InvarianceError
+        For a level that it does not offer.
+    EngineStartError
+        When there is no such server, model or endpoint.
+    """
+
+    name = "vllm-server"
+
+    def __init__(self, spec: EngineSpec, *, progress: Callable[[str], None] | None = None) -> None:
+        self.spec = spec
+        if spec.level is Level.REPEATABLE:
+            raise _not_repeatable()
+        options = RemoteOptions.read(spec.options)
+        self._most = options.concurrency
+        self._server = Connection(Address.parse(spec.model), options.patience, self._most)
+        self._loop = Background()
+        self._closed = False
+        self.self_test: object = None
+        try:
+            self._facts: ServerFacts = self._loop.run(
+                connect(self._server, options.model, progress or _silent)
+            )
+            if spec.level is Level.INVARIANT and self._facts.method == OFF:
+                raise _no_method()
+        except BaseException:
+            self.shutdown()
+            raise
+        proven = self._facts.method != OFF
+        levels = (Level.SEEDED, Level.INVARIANT) if proven else (Level.SEEDED,)
+        self.capabilities = Capabilities(levels=levels)
+
+    def resolve(self, prompt: Prompt, options: SamplingOptions) -> ResolvedPrompt:
+        """Let the server apply chat template and tokenizer; fill in every default.
+
+        The model's own sampling defaults are known only of a server of ours; of another
+        one, what is left open is greedy, and 128 tokens long at most.
+
+        Raises
+        ------
+        RequestError
+            For what cannot be run as asked.
+        """
+        self._check_usable()
+        if options.beam_width is not None:
+            raise RequestError("a server has no beam search with evidence and seeds of our own")
+        facts = self._facts
+        ids = _token_ids(prompt, facts.vocabulary or _NO_LIMIT)
+        if ids is None:
+            ids = self._loop.run(tokenize(self._server, facts.served, prompt))
+        if not ids:
+            raise RequestError("the prompt is empty", expected="text to answer or to continue")
+        sampling = resolve_sampling(
+            options,
+            facts.defaults,
+            eos=facts.eos,
+            tokenizer_eos=None,
+            max_logprobs=0,
+            check=check_sampling,
+        )
+        try:
+            sampling = fit_length(
+                sampling, len(ids), facts.max_model_len or _NO_LIMIT, asked=options.max_tokens
+            )
+        except RequestError as error:
+            raise RequestError(error.what, expected=error.expected, fix=_LONGER) from None
+        return ResolvedPrompt(prompt, ids, sampling)
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], *, progress: ProgressCallback | None = None
+    ) -> GenerationResult:
+        """Send every completion at once; any failure cancels all, and nothing is returned.
+
+        Raises
+        ------
+        RequestError
+            When the server refuses a request, in its own words.
+        EngineError
+            When it does not answer, fails, or is another one than at the start.
+        KeyboardInterrupt
+            At once; the connections are closed, and the server aborts.
+        """
+        self._check_usable()
+        if any(request.sampling.beam_width for request in requests):
+            raise RequestError("a server has no beam search with evidence and seeds of our own")
+        try:
+            check_requests(requests, self._facts.max_model_len or _NO_LIMIT)
+        except RequestError as error:
+            raise RequestError(error.what, expected=error.expected, fix=_LONGER) from None
+        if not requests:
+            return GenerationResult((), RunStats())
+        start = time.perf_counter()
+        run = _Run(self._server, self._facts, self._most, requests)
+        shown = _shown(run.tally, progress, start)
+        transcripts = self._loop.run(run.all(), shown)
+        if shown is not None:
+            shown()
+        generations = tuple(
+            found.generation(job, requests[job.prompt_index].sampling)
+            for job, found in zip(run.jobs, transcripts, strict=True)
+        )
+        self._same_server(transcripts)
+        return GenerationResult(generations, _stats(generations, transcripts, start))
+
+    def _same_server(self, transcripts: Sequence[Transcript]) -> None:
+        known = self._facts.server
+        other = next((t.server for t in transcripts if t.server not in (known, None)), None)
+        if known is not None and other is not None:
+            raise EngineError(
+                f"the server is another one than at the start ({other:.80}, it was {known:.80})",
+                fix="%detllm release, then %detllm use URL",
+            )
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise EngineError(
+                "this engine was shut down: its connection is closed", fix="%detllm use URL"
+            )
+
+    def fields(self) -> dict[str, FieldValue]:
+        """Return the `engine.*` and `model.*` fields, as far as the server tells them."""
+        return {
+            **self._facts.group("engine", "model"),
+            "engine.name": self.name,
+            **({"engine.invariance": self.method} if self.method != OFF else {}),
+            "engine.max_model_len": self._facts.max_model_len,
+            "engine.server": self._facts.server,
+            "engine.unproven": ", ".join(self._unproven()),
+            "model.name": self._facts.identity.name,
+        }
+
+    def environment(self) -> dict[str, FieldValue]:
+        """Return the fields of the server's process and machine, as far as it tells them."""
+        return self._facts.group("controls", "hardware", "software", "torch")
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """What cannot be proven from here, one sentence each."""
+        return tuple(UNPROVEN[key] for key in self._unproven())
+
+    def _unproven(self) -> tuple[str, ...]:
+        covered = {"batch"} if self.self_test is not None else set()
+        return tuple(key for key in self._facts.unproven if key not in covered)
+
+    def model(self) -> ModelIdentity:
+        """Return the served name, and the digests where the server tells them."""
+        return self._facts.identity
+
+    @property
+    def method(self) -> str:
+        """Method of batch invariance that the server says is in force; ``off`` without."""
+        return self._facts.method
+
+    def fall_back(self) -> str:
+        """Return "": the server's method is not ours to change."""
+        return ""
+
+    def shutdown(self) -> ShutdownReport:
+        """Close the connection; the server runs on. A second call does nothing."""
+        if self._closed:
+            return ShutdownReport()
+        self._closed = True
+        self._loop.run(self._server.close())
+        self._loop.close()
+        return ShutdownReport(("the connection",), ("the server runs on: it is not ours to stop",))
+
+
+@dataclass(slots=True)
+class _Tally:
+    """How far a call has come."""
+
+    jobs: int
+    prompts: int
+    tokens: int = 0
+    done: int = 0
+
+    def add(self, tokens: int) -> None:
+        self.tokens += tokens
+
+
+class _Run:
+    """The completions of one call, sent side by side."""
+
+    def __init__(
+        self,
+        server: Connection,
+        facts: ServerFacts,
+        most: int,
+        requests: Sequence[GenerationRequest],
+    ) -> None:
+        self.jobs = jobs_of(requests)
+        self.tally = _Tally(len(self.jobs), len(requests))
+        self._server, self._facts, self._requests = server, facts, requests
+        self._most = most
+
+    async def all(self) -> list[Transcript]:
+        """Return what came of each job; the first failure cancels the others."""
+        gate = asyncio.Semaphore(self._most)
+        tasks = [asyncio.create_task(self._one(job, gate)) for job in self.jobs]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _one(self, job: Job, gate: asyncio.Semaphore) -> Transcript:
+        sampling = self._requests[job.prompt_index].sampling
+        body = body_of(job, sampling, self._facts.served)
+        async with gate:
+            found = await self._server.stream(
+                COMPLETIONS, body, lambda events: read_stream(events, self.tally.add)
+            )
+        self.tally.done += 1
+        return found
+
+
+def _shown(
+    tally: _Tally, progress: ProgressCallback | None, start: float
+) -> Callable[[], None] | None:
+    """Return what tells `progress` how far it is; a repeated request never takes back."""
+    if progress is None:
+        return None
+    most = 0
+
+    def show() -> None:
+        nonlocal most
+        most = max(most, tally.tokens)
+        done = tally.done * tally.prompts // tally.jobs
+        progress(Progress(done, tally.prompts, most, time.perf_counter() - start))
+
+    return show
+
+
+def _stats(
+    generations: Sequence[Generation], transcripts: Sequence[Transcript], start: float
+) -> RunStats:
+    return RunStats(
+        seconds=time.perf_counter() - start,
+        tokens=sum(len(generation.token_ids) for generation in generations),
+        cached_tokens=sum(found.cached_tokens for found in transcripts),
+    )
+
+
+def _token_ids(prompt: Prompt, vocabulary: int) -> tuple[int, ...] | None:
+    """Return token ids that were given, or none for an empty prompt; None for text to come."""
+    if prompt.kind is PromptKind.TOKENS:
+        wrong = next((i for i in prompt.token_ids if not 0 <= i < vocabulary), None)
+        if wrong is not None:
+            raise RequestError(
+                f"the prompt holds the token id {wrong}", expected=f"0 to {vocabulary - 1}"
+            )
+        return tuple(prompt.token_ids)
+    if prompt.kind is PromptKind.TEXT:
+        return None if prompt.text else ()
+    return None if any(m.content.strip() for m in prompt.messages) else ()
+
+
+def _not_repeatable() -> ControlError:
+    return ControlError(
+        "a server does not offer the level repeatable: what shares a batch follows the time at "
+        "which requests arrive",
+        expected="seeded, or invariant where the server's method holds",
+        fix="%detllm use URL --level seeded",
+    )
+
+
+def _no_method() -> InvarianceError:
+    return InvarianceError(
+        "the server tells of no method of batch invariance",
+        expected="one started by jupyter detllm serve MODEL --level invariant",
+        fix="%detllm use URL --level seeded",
+    )
+
+
+def _silent(text: str) -> None:
+    """Report to nobody."""
