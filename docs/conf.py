@@ -23,11 +23,13 @@ napoleon_google_docstring = False
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 80
 
+smartquotes = False  # two dashes stay two dashes
 html_theme = "furo"
 html_title = f"jupyter-detllm {__version__}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 pygments_style = "friendly"
 pygments_dark_style = "monokai"

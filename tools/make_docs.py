@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jupyter_detllm.controls.environ import ENV_CONTROLS, NO_EFFECT, RECORDED
+from jupyter_detllm.controls.environ import ENV_CONTROLS, NO_EFFECT, RECORDED, EnvControl
 from jupyter_detllm.core.fields import FIELDS
 from jupyter_detllm.core.fieldspec import Group
 from jupyter_detllm.core.levels import Level
@@ -24,21 +24,27 @@ __all__ = ["PAGES", "main"]
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
+def _set_for(control: EnvControl) -> str:
+    levels = [level.value for level in Level if level in control.levels]
+    wanted = ", ".join(levels) if len(levels) < len(Level) else "every level"
+    if not levels:
+        wanted = ", ".join(f"`--{modifier.value}`" for modifier in sorted(control.modifiers))
+    return wanted if control.platform is None else f"{wanted}; {control.platform.value} only"
+
+
 def controls() -> str:
     """Return the page of determinism controls."""
     rows = [
         (
             f"`{control.name}`",
             "the thread count in use" if control.value is None else f"`{control.value}`",
-            ", ".join(level.value for level in Level if level in control.levels)
-            or ", ".join(f"`--{modifier.value}`" for modifier in sorted(control.modifiers)),
-            "everywhere" if control.platform is None else control.platform.value,
+            _set_for(control),
             control.precedes.value,
             f"{control.why} {control.evidence}".strip(),
         )
         for control in ENV_CONTROLS
     ]
-    head = ("variable", "value", "asked for by", "platform", "must be set before", "why")
+    head = ("variable", "value", "set for", "before", "why")
     parts = [
         "# Determinism controls\n",
         NOTE,
@@ -67,11 +73,16 @@ def fields() -> str:
     ]
     for group in Group:
         rows = [
-            (f"`{row.name}`", row.role.value, str(row.weight), row.meaning, row.why, row.align)
+            (
+                f"`{row.name}`",
+                f"{row.role.value}, {row.weight}",
+                f"{row.meaning}. {row.why}",
+                row.align,
+            )
             for row in FIELDS
             if row.group is group
         ]
-        head = ("field", "role", "weight", "meaning", "why", "how to align")
+        head = ("field", "role, weight", "meaning, and why it matters", "how to align")
         parts += [f"## {group.value}\n", table(head, rows)]
     return "\n".join(parts)
 
