@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jupyter_detllm.core.generation import Generation, GenerationRequest, Sampling
 from jupyter_detllm.engines._vllm_evidence import evidence_of
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
+from jupyter_detllm.engines._vllm_metrics import (
+    PREEMPTIONS,
+    engine_metrics,
+    with_own_timings,
+)
 from jupyter_detllm.engines._vllm_run import (
     Job,
     Ticker,
@@ -18,7 +23,7 @@ from jupyter_detllm.engines._vllm_run import (
 )
 from jupyter_detllm.engines._vllm_sampling import to_vllm
 from jupyter_detllm.engines._vllm_tokens import Detokenizer
-from jupyter_detllm.engines.base import ProgressCallback
+from jupyter_detllm.engines.base import ProgressCallback, RunStats
 from jupyter_detllm.errors import EngineError, RequestError
 
 __all__ = ["Run", "check_requests", "jobs_of"]
@@ -70,8 +75,8 @@ class Run:
         One completion, or one beam search, at a time.
     lora
         vLLM's request for the engine's adapter; None without one.
-    cached_tokens, preemptions
-        What the engine said of this run, afterwards.
+    stats
+        What was measured, afterwards.
     """
 
     llm: Any
@@ -80,11 +85,23 @@ class Run:
     progress: ProgressCallback | None = None
     sequential: bool = False
     lora: Any = None
-    cached_tokens: int = 0
-    preemptions: int = 0
+    stats: RunStats = field(default_factory=RunStats)
 
     def __call__(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Run `requests`, all that sample or are greedy in one batch."""
+        before = engine_metrics(self.llm)
+        found = self._run(requests)
+        after = engine_metrics(self.llm)
+        preempted = after.get(PREEMPTIONS, 0.0) - before.get(PREEMPTIONS, 0.0)
+        self.stats = replace(
+            self.stats,
+            tokens=sum(len(generation.token_ids) for generation in found),
+            prompt_tokens=sum(len(r.token_ids) * len(r.seeds) for r in requests),
+            preemptions=max(self.stats.preemptions, int(preempted)),
+        )
+        return found
+
+    def _run(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         batch = [i for i, r in enumerate(requests) if not r.sampling.beam_width]
         found: list[Generation] = []
         if batch:
@@ -113,12 +130,23 @@ class Run:
                 some = [prompts[k] for k in call], [params[k] for k in call]
                 outputs += self.llm.generate(*some, use_tqdm=False, lora_request=self.lora)
         outputs = one_each(outputs, jobs)
-        self.cached_tokens += sum(output.num_cached_tokens or 0 for output in outputs)
-        self.preemptions += preemptions(ticker.requests)
+        self._note(ticker, outputs)
         return [
             self._generation(job, output.outputs[0])
             for job, output in zip(jobs, outputs, strict=True)
         ]
+
+    def _note(self, ticker: Ticker, outputs: Sequence[Any]) -> None:
+        """Add what one batch, or one group of beam searches, has shown."""
+        cached = sum(getattr(output, "num_cached_tokens", 0) or 0 for output in outputs)
+        peaks = [p for p in (self.stats.kv_peak, ticker.kv_peak) if p is not None]
+        self.stats = replace(
+            self.stats,
+            cached_tokens=self.stats.cached_tokens + cached,
+            preemptions=self.stats.preemptions + preemptions(ticker.requests),
+            kv_peak=max(peaks, default=None),
+            timings=self.stats.timings.plus(with_own_timings(ticker.timings(), outputs)),
+        )
 
     def _generation(self, job: Job, completion: Any) -> Generation:
         ids = tuple(int(token) for token in completion.token_ids)
@@ -156,7 +184,10 @@ class Run:
         outputs: list[Any] = []
         with around_each_step(engine, ticker), self.interrupt.impatient():
             for call in calls:
+                ticker.next_call()
                 outputs += self.llm.beam_search(call, params, lora_request=self.lora)
+                ticker.searched(len(call))
+        self._note(ticker, outputs)
         if len(outputs) != len(indices):
             raise EngineError(f"beam search gave {len(outputs)} results for {len(indices)} prompts")
         return [

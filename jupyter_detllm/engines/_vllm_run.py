@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
+from jupyter_detllm.engines._vllm_metrics import kv_usage
 from jupyter_detllm.engines.base import Progress, ProgressCallback
+from jupyter_detllm.engines.timing import StepClock, Timings
 from jupyter_detllm.errors import EngineError
 
 __all__ = [
@@ -79,6 +81,10 @@ class Ticker:
         self._beam = beam
         self._done = 0
         self._tokens = 0
+        self._clock = StepClock()
+        self._waiting: dict[str, Any] = {}
+        self._going_on = 0
+        self.kv_peak: float | None = None
         self._start = time.perf_counter()
         self._next = self._start + PROGRESS_SECONDS
         self.requests: dict[str, Any] = {}
@@ -87,13 +93,29 @@ class Ticker:
     def next_call(self) -> None:
         """Expect requests that were not there before."""
         self._taken = False
+        self._clock.restart()
+
+    def searched(self, searches: int) -> None:
+        """Note that beam searches ended, all that were handed over together."""
+        self._clock.step(finished=searches)
+
+    def timings(self) -> Timings:
+        """Return when tokens came, by our clock."""
+        return self._clock.timings()
+
+    def _meter(self) -> None:
+        used = kv_usage(self._engine)
+        if used is not None:
+            self.kv_peak = max(used, self.kv_peak or 0.0)
 
     def before(self) -> None:
         """Take hold of the scheduler's requests: it forgets those that finish."""
         if not self._taken and not self._beam:
             found = requests_in_core(self._engine)
             self.requests |= found
+            self._waiting |= found
             self._taken = bool(found)
+        self._meter()
 
     def __call__(self, outputs: Sequence[Any]) -> None:
         """Take note of one step's outputs."""
@@ -104,6 +126,8 @@ class Ticker:
             finished = [output for output in outputs if output.finished]
             self._done += len(finished)
             self._tokens += sum(len(o.outputs[0].token_ids) for o in finished)
+            self._time(len(finished))
+        self._meter()
         now = time.perf_counter()
         if self._progress is None or now < self._next:
             return
@@ -116,6 +140,15 @@ class Ticker:
                 now - self._start,
             )
         )
+
+    def _time(self, finished: int) -> None:
+        """Note a step: whoever had a token before it, and was not finished, got another."""
+        waiting = self._waiting.items()
+        begun = [key for key, r in waiting if getattr(r, "num_output_tokens", 0)]
+        for key in begun:
+            del self._waiting[key]
+        self._clock.step(going_on=self._going_on, first=len(begun), finished=finished)
+        self._going_on += len(begun) - (finished if self.requests else 0)
 
     def _running(self) -> int:
         if self._beam:

@@ -10,6 +10,7 @@ from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt, ResolvedPrompt
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.engines.timing import Timings
 from jupyter_detllm.errors import UsageError
 
 __all__ = [
@@ -103,12 +104,29 @@ ProgressCallback: TypeAlias = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class RunStats:
-    """What is true of one run only: never digested, never compared."""
+    """What is true of one run only: never digested, never compared.
+
+    Attributes
+    ----------
+    seconds, tokens
+        How long the call took, and how many tokens were generated in it.
+    cached_tokens, prompt_tokens
+        Prompt tokens found in the prefix cache, of how many.
+    preemptions
+        How often a request was preempted.
+    kv_peak
+        Largest share of the KV cache in use, 0 to 1; None where the engine does not tell.
+    timings
+        When the tokens came.
+    """
 
     seconds: float = 0.0
     tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    prompt_tokens: int = 0
+    kv_peak: float | None = None
+    timings: Timings = field(default_factory=Timings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jupyter_detllm.core.canonical import canonical_bytes, digest_of
+from jupyter_detllm.core.canonical import Digest, canonical_bytes, digest_of
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import (
     Generation,
@@ -23,12 +23,12 @@ from jupyter_detllm.engines.base import (
     GenerationResult,
     Progress,
     ProgressCallback,
-    RunStats,
     SamplingOptions,
     ShutdownReport,
     TokenScore,
 )
 from jupyter_detllm.engines.fake_invariance import Breaking
+from jupyter_detllm.engines.fake_metrics import Meter
 from jupyter_detllm.engines.fake_options import ENGINE_DEFAULTS, FakeOptions
 from jupyter_detllm.engines.fake_sequence import Drift, FakeSequence, resolve_sampling
 from jupyter_detllm.engines.fake_text import Tokenizer
@@ -117,6 +117,7 @@ class FakeEngine:
         self._tokenizer = Tokenizer(self._shift, options.chat_template)
         self.self_test: object = None
         self._breaking = Breaking(options.broken_invariance, spec.level, spec.sequential)
+        self._seen: set[Digest] = set()
         self._alive = True
         self._log("started")
 
@@ -173,10 +174,14 @@ class FakeEngine:
         ]
         self._breaking.ran(requests)
         start = time.perf_counter()
-        self._run([sequence for _, _, sequence in asked], len(requests), start, progress)
+        block = int(self._options.setting("block_size") or 16)
+        caching = bool(self._options.setting("enable_prefix_caching"))
+        meter = Meter(requests, block, self._seen if caching else None)
+        lengths = [requests[i].prompt_length for i, _, _ in asked]
+        self._run([s for _, _, s in asked], lengths, len(requests), meter, progress)
         tokens = sum(len(sequence.ids) for _, _, sequence in asked)
         done = (sequence.generation(i, j, self._options.evidence) for i, j, sequence in asked)
-        return GenerationResult(tuple(done), RunStats(time.perf_counter() - start, tokens))
+        return GenerationResult(tuple(done), meter.stats(time.perf_counter() - start, tokens))
 
     def score(self, request: GenerationRequest, generation: Generation) -> tuple[TokenScore, ...]:
         """Score recorded tokens one after the other."""
@@ -193,18 +198,21 @@ class FakeEngine:
     def _run(
         self,
         sequences: Sequence[FakeSequence],
+        lengths: Sequence[int],
         prompts: int,
-        start: float,
+        meter: Meter,
         progress: ProgressCallback | None,
     ) -> None:
-        step = 0
-        while running := [sequence for sequence in sequences if not sequence.reason]:
+        step, start = 0, time.perf_counter()
+        while running := [(s, n) for s, n in zip(sequences, lengths, strict=True) if not s.reason]:
             if step == self._options.fail_at:
                 raise EngineError(f"the fake engine failed at token {step}: fail_at was asked for")
             if self._options.delay_ms:
                 time.sleep(self._options.delay_ms / 1000)
-            for sequence in running:
+            for sequence, _ in running:
                 sequence.step()
+            ends = sum(1 for sequence, _ in running if sequence.reason)
+            meter.step([length + len(s.ids) for s, length in running], step == 0, ends)
             step += 1
             if progress is not None:
                 done = sum(1 for sequence in sequences if sequence.reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,12 +174,7 @@ class VLLMOfflineEngine:
             run = Run(self._llm, self._detokenizer, interrupt, shown, one_by_one, lora)
             with self._kept_whole(interrupt, "generation"):
                 generations = tuple(run(requests))
-        stats = RunStats(
-            seconds=time.perf_counter() - start,
-            tokens=sum(len(generation.token_ids) for generation in generations),
-            cached_tokens=run.cached_tokens,
-            preemptions=run.preemptions,
-        )
+        stats = replace(run.stats, seconds=time.perf_counter() - start)
         return GenerationResult(generations, stats)
 
     def score(self, request: GenerationRequest, generation: Generation) -> tuple[TokenScore, ...]:
