@@ -22,6 +22,7 @@ from jupyter_detllm.engines.base import SamplingOptions, ShutdownReport
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.expect.expectation import expectation_of
 from jupyter_detllm.kernel.asking import Ask
+from jupyter_detllm.kernel.caching import CacheUse
 from jupyter_detllm.kernel.cells import Ending
 from jupyter_detllm.kernel.current import current_shell
 from jupyter_detllm.kernel.engine_options import merged
@@ -121,6 +122,8 @@ def generate(
     expect: object = None,
     tries: int = 1,
     unmet: str = "error",
+    cache: bool = False,
+    verify_sample: float = 0.0,
 ) -> list[Generation]:
     """Generate in one call, ordered by prompt and completion; the running cell is stamped.
 
@@ -149,6 +152,12 @@ def generate(
         How often a completion is generated at most until it is as expected.
     unmet
         After the last try: ``error`` raises `ExpectationError`, ``warn`` warns.
+    cache
+        Take an equal request's result out of the result cache, and keep what is
+        generated. What came out of it is marked in the stamp and verifies nothing.
+    verify_sample
+        Share of the cached results that is generated again and compared, 0 to 1; a
+        result that comes out otherwise is dropped, with a warning.
 
     Raises
     ------
@@ -166,7 +175,8 @@ def generate(
         length_penalty=length_penalty,
     )
     asked = tuple(prompt_from(item, text, system) for item in several_prompts(prompts))
-    ask = Ask(asked, options, name, n, seed, store_prompt)
+    use = CacheUse(verify_sample) if cache else None
+    ask = Ask(asked, options, name, n, seed, store_prompt, use)
     wanted = None if expect is None else Expect(expectation_of(expect), tries, _unmet(unmet))
     if current_shell() is not None:
         return _settled(session, ask, wanted)

@@ -16,6 +16,7 @@ from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.reading import MAX_TEXT
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import RequestError
+from jupyter_detllm.kernel.caching import CacheUse
 
 __all__ = ["CELL_NAME", "NAME_EXPECTED", "Ask", "checked_ask"]
 
@@ -28,7 +29,10 @@ _FLAGS = ("ignore_eos",)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one generate call asks for; `seed` None means derived seeds."""
+    """What one generate call asks for.
+
+    `seed` None means derived seeds, `cache` None that all of it is generated.
+    """
 
     prompts: tuple[Prompt, ...]
     options: SamplingOptions = field(default_factory=SamplingOptions)
@@ -36,6 +40,7 @@ class Ask:
     n: int = 1
     seed: int | None = None
     store_prompt: bool = True
+    cache: CacheUse | None = None
 
 
 def checked_ask(ask: Ask) -> Ask:

@@ -37,6 +37,15 @@ class DetLLM(Configurable):
     store_prompt = Bool(True, help="Keep prompts in stamps; otherwise only digests.").tag(
         config=True
     )
+    cache = Bool(False, help="Answer `%%detgen` out of the result cache, as `--cache` does.").tag(
+        config=True
+    )
+    verify_sample = Float(
+        0.0, min=0.0, max=1.0, help="Share of cached results generated again and compared."
+    ).tag(config=True)
+    cache_bytes = Int(
+        256 * 1024 * 1024, min=0, help="Most bytes of results kept; the longest unused go first."
+    ).tag(config=True)
     show_progress = Bool(True, help="Show one line that updates while the engine works.").tag(
         config=True
     )

@@ -46,6 +46,7 @@ def detgen_parser() -> ArgumentParser:
     _add_prompt_options(parser)
     _add_sampling_options(parser)
     _add_result_options(parser)
+    _add_cache(parser)
     _add_expectation(parser)
     return parser
 
@@ -99,6 +100,21 @@ def _add_result_options(parser: ArgumentParser) -> None:
         action="store_true",
         default=None,
         help="stamp digests of the prompts only; they cannot be replayed then",
+    )
+
+
+def _add_cache(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--cache",
+        action=argparse.BooleanOptionalAction,
+        help="take an equal request's result out of the cache; it verifies nothing",
+    )
+    add(
+        "--verify-sample",
+        type=number,
+        metavar="P",
+        help="with --cache: share of cached results generated again and compared, 0 to 1",
     )
 
 

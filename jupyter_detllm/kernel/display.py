@@ -77,8 +77,14 @@ def stamp_line(stamp: Stamp) -> str:
     name = f"{stamp.name} | " if stamp.name else ""
     return (
         f"detllm {name}{stamp.level} | {stamp.model.name} | {_count(tokens, 'token')} ({finish})"
-        f" | {stamp.generation_digest.short}{attempts_text(stamp.calls)}"
+        f" | {stamp.generation_digest.short}{attempts_text(stamp.calls)}{_from_cache(stamp)}"
     )
+
+
+def _from_cache(stamp: Stamp) -> str:
+    if not stamp.cached:
+        return ""
+    return f" | from the cache: {stamp.cached} of {_count(len(stamp.requests), 'request')}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from jupyter_detllm.cache.place import switched_off
 from jupyter_detllm.core.generation import GenerationRequest, build_requests
 from jupyter_detllm.engines.base import (
     Engine,
@@ -10,6 +13,7 @@ from jupyter_detllm.engines.base import (
 )
 from jupyter_detllm.errors import EngineError, GenerationInterrupted, UsageError
 from jupyter_detllm.kernel.asking import Ask, checked_ask
+from jupyter_detllm.kernel.caching import through_cache
 from jupyter_detllm.kernel.holder import EngineHolder
 from jupyter_detllm.kernel.ledger import Ledger
 from jupyter_detllm.kernel.settings import Settings
@@ -69,29 +73,46 @@ class Session(EngineHolder):
         EngineError
             When the engine failed, or is at work already.
         """
-        from jupyter_detllm.controls.streams import preserved_streams
-
         engine, settings = self.running()
         cell = self.recorder.open()
-        with self.alone():
-            try:
-                with preserved_streams():
-                    result = engine.generate(requests, progress=progress)
-            except KeyboardInterrupt:
-                cell.broken = True
-                raise GenerationInterrupted(
-                    "interrupted: nothing of this cell is stamped", fix="run the cell again"
-                ) from None
-        _check_count(requests, result)
-        shared = cell.circumstances or self._circumstances(engine, settings)
+
+        def generate(asked: tuple[GenerationRequest, ...]) -> GenerationResult:
+            return self._generate(engine, asked, progress)
+
+        try:
+            if ask.cache is None or switched_off():
+                done, answered = generate(requests), None
+            else:
+                circumstances = partial(self._circumstances, engine, settings)
+                answered = through_cache(ask.cache, engine, requests, generate, circumstances)
+                done = answered.result
+        except KeyboardInterrupt:
+            cell.broken = True
+            raise GenerationInterrupted(
+                "interrupted: nothing of this cell is stamped", fix="run the cell again"
+            ) from None
+        shared = cell.circumstances
+        if shared is None:
+            found = answered.circumstances if answered is not None else None
+            shared = found or self._circumstances(engine, settings)
         cell.add(
-            requests,
-            result,
-            shared,
-            name=ask.name,
-            engine=engine,
-            store_prompt=ask.store_prompt,
+            requests, done, shared, name=ask.name, engine=engine, store_prompt=ask.store_prompt
         )
+        if answered is not None:
+            cell.answered(answered.cached, answered.report)
+        return done
+
+    def _generate(
+        self,
+        engine: Engine,
+        requests: tuple[GenerationRequest, ...],
+        progress: ProgressCallback | None,
+    ) -> GenerationResult:
+        from jupyter_detllm.controls.streams import preserved_streams
+
+        with self.alone(), preserved_streams():
+            result = engine.generate(requests, progress=progress)
+        _check_count(requests, result)
         return result
 
     def _circumstances(self, engine: Engine, settings: Settings) -> Circumstances:

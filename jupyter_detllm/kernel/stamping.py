@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyter_detllm.core.attempts import Attempt
 from jupyter_detllm.core.canonical import Digest, Json
@@ -21,6 +21,9 @@ from jupyter_detllm.engines.base import GenerationResult, RunStats
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel.cells import Ending, RunningCells, running_cells
 from jupyter_detllm.kernel.ledger import Emitted
+
+if TYPE_CHECKING:
+    from jupyter_detllm.cache.results import CacheReport
 
 __all__ = ["CellRecord", "Circumstances", "Recorder"]
 
@@ -51,6 +54,8 @@ class CellRecord:
         The engine of its first call.
     broken
         A call was interrupted or failed: nothing of the cell is stamped.
+    cache
+        What the result cache did for each call that asked it.
     """
 
     owner: Any = None
@@ -61,6 +66,7 @@ class CellRecord:
     store_prompt: bool = True
     broken: bool = False
     engine: object = None
+    cache: list[CacheReport] = field(default_factory=list)
 
     @property
     def cell_id(self) -> str | None:
@@ -75,6 +81,11 @@ class CellRecord:
     def tried(self, attempt: Attempt) -> None:
         """Note which try the latest call was."""
         self.calls[-1] = replace(self.calls[-1], attempt=attempt)
+
+    def answered(self, cached: tuple[int, ...], report: CacheReport) -> None:
+        """Note what of the latest call came out of the result cache."""
+        self.calls[-1] = replace(self.calls[-1], cached=cached)
+        self.cache.append(report)
 
     def name_for(self, name: str) -> str:
         """Return the cell's name as a call that gives `name` sees it.
@@ -133,13 +144,24 @@ class CellRecord:
         """Return what is true of this run only."""
         seconds = sum(s.seconds for s in self.stats)
         tokens = sum(s.tokens for s in self.stats)
-        return {
+        out: dict[str, Json] = {
             "run_id": uuid.uuid4().hex,
             "seconds": round(seconds, 3),
             "tokens_per_second": round(tokens / seconds, 1) if seconds > 0 else None,
             "cached_tokens": sum(s.cached_tokens for s in self.stats),
             "preemptions": sum(s.preemptions for s in self.stats),
         }
+        return {**out, "cache": _counted(self.cache)} if self.cache else out
+
+
+def _counted(reports: list[CacheReport]) -> dict[str, Json]:
+    """Return what the result cache did for a cell, in requests."""
+    return {
+        "hits": sum(report.hits for report in reports),
+        "generated": sum(report.generated for report in reports),
+        "verified": sum(report.verified for report in reports),
+        "mismatches": sum(len(report.mismatches) for report in reports),
+    }
 
 
 class Recorder:

@@ -15,6 +15,7 @@ from jupyter_detllm.kernel import status
 from jupyter_detllm.kernel.argline import Namespace, asks_for_help, split_line
 from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.bodies import fill, prompts_of, split_body
+from jupyter_detllm.kernel.caching import CacheUse
 from jupyter_detllm.kernel.config import DetLLM
 from jupyter_detllm.kernel.current import notebook_of
 from jupyter_detllm.kernel.detgen_line import detgen_help, detgen_parser
@@ -237,7 +238,16 @@ class Surface:
             n=arguments.n,
             seed=arguments.seed,
             store_prompt=store,
+            cache=self._cache(arguments),
         )
+
+    def _cache(self, arguments: Namespace) -> CacheUse | None:
+        on = self.config.cache if arguments.cache is None else arguments.cache
+        share = arguments.verify_sample
+        if share is not None and not on:
+            raise UsageError("--verify-sample is about cached results", fix="add --cache")
+        sample = self.config.verify_sample if share is None else share
+        return CacheUse(sample, self.config.cache_bytes) if on else None
 
     def _sampling(self, arguments: Namespace) -> SamplingOptions:
         temperature, max_tokens = arguments.temperature, arguments.max_tokens

@@ -126,6 +126,9 @@ def _details(stamp: Stamp, digest: str) -> list[tuple[str, str]]:
         ("generations", str(stamp.generation_digest)),
         ("stamp", digest),
     ]
+    if stamp.cached:
+        what = f"{stamp.cached} of {len(stamp.requests)} requests: nothing was generated for them"
+        rows.append(("from cache", what))
     return [*rows, *_tokens(stamp)]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from jupyter_detllm.cache.place import SWITCH_VARIABLE
 from jupyter_detllm.core.levels import LEVEL_VARIABLE
 from jupyter_detllm.core.notebook import JsonObject, read_notebook
 from jupyter_detllm.verify.kernels import (
@@ -142,7 +143,8 @@ def _prepare(
         allow_errors=False,
         log=quiet_logger(),
     )
-    environ = {**os.environ, **_recorded_level(notebook)}
+    # What verifies is generated, whatever a cell asks for.
+    environ = {**os.environ, SWITCH_VARIABLE: "off", **_recorded_level(notebook)}
     return _Run(node, client, manager, log, options, say, environ)
 
 

@@ -40,7 +40,8 @@ def test_every_option_of_the_design_is_read() -> None:
     given = detgen(
         "haiku-1 --system 'Be brief.' --temperature 0.7 --top-p 0.9 --top-k 5 --max-tokens 12 -n 2 "
         "--stop '\\n' --stop END --seed 7 --beam-width 3 --length-penalty 0.5 "
-        "--policy 'within(1e-3)' --out answers --fill --no-split --no-store-prompt"
+        "--policy 'within(1e-3)' --out answers --fill --no-split --no-store-prompt "
+        "--expect '^a' --tries 3 --unmet warn --cache --verify-sample 0.1"
     )
     assert given == {
         "name": "haiku-1",
@@ -61,7 +62,14 @@ def test_every_option_of_the_design_is_read() -> None:
         "policy": "within(1e-3)",
         "out": "answers",
         "no_store_prompt": True,
+        "expect": "^a",
+        "tries": 3,
+        "unmet": "warn",
+        "cache": True,
+        "verify_sample": 0.1,
     }
+    assert detgen("--no-cache")["cache"] is False
+    assert detgen("")["cache"] is None
 
 
 @pytest.mark.parametrize(("spelled", "meant"), [("a\\\\nb", "a\\nb"), ("\\t", "\t"), ("x", "x")])
@@ -195,7 +203,7 @@ def test_examples_in_the_help_parse() -> None:
     lines = [line.strip() for line in (detllm_help() + detgen_help()).splitlines()]
     examples = [line for line in lines if line.startswith("%") and "[" not in line]
     cells = [line for line in examples if line.startswith("%%detgen ")]
-    assert len(cells) == 3
+    assert len(cells) == 4
     for line in cells:
         detgen(line.removeprefix("%%detgen "))
     use("demo --max-model-len 4096")

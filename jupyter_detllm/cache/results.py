@@ -1,0 +1,221 @@
+"""Generations of a call out of the cache where it has them; the others generated and kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from jupyter_detllm.cache.claims import claimed
+from jupyter_detllm.cache.entries import read_generations, write_generations
+from jupyter_detllm.cache.keys import Scope, key_of, units_of
+from jupyter_detllm.cache.store import TextStore
+from jupyter_detllm.core.canonical import Digest
+from jupyter_detllm.core.compare import Comparison, compare_calls
+from jupyter_detllm.core.generation import Generation, GenerationRequest
+from jupyter_detllm.core.stamp import Call
+from jupyter_detllm.engines.base import GenerationResult, RunStats
+from jupyter_detllm.errors import CanonicalError, StampError
+
+__all__ = ["CacheReport", "CachedResult", "generate_cached", "is_sampled"]
+
+Generate: TypeAlias = Callable[[tuple[GenerationRequest, ...]], GenerationResult]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What the cache did for one call, in requests.
+
+    Attributes
+    ----------
+    hits, generated
+        Answered out of it; generated, those that verify a hit included.
+    verified
+        Hits that were generated again.
+    mismatches
+        Of these, what came out otherwise, one line each.
+    problem
+        What kept the cache from being used; "" where nothing did.
+    """
+
+    hits: int = 0
+    generated: int = 0
+    verified: int = 0
+    mismatches: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedResult:
+    """A result, the indices of its requests that nothing was generated for, and the report."""
+
+    result: GenerationResult
+    cached: tuple[int, ...]
+    report: CacheReport
+
+
+@dataclass(slots=True)
+class _Unit:
+    """Requests that are kept together: their indices in the call, and what was found."""
+
+    indices: tuple[int, ...]
+    requests: tuple[GenerationRequest, ...]
+    key: Digest
+    found: tuple[Generation, ...] | None = None
+    sampled: bool = False
+    fresh: tuple[Generation, ...] | None = field(default=None, init=False)
+
+    @property
+    def needed(self) -> bool:
+        """Whether its requests are to be generated."""
+        return self.found is None or self.sampled
+
+
+def is_sampled(key: Digest, uses: int, share: float) -> bool:
+    """Tell whether a hit is generated again: by its key and how often it was used before."""
+    digest = hashlib.sha256(f"{key} {uses}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2.0**64
+
+
+def generate_cached(
+    store: TextStore,
+    scope: Scope,
+    requests: Sequence[GenerationRequest],
+    generate: Generate,
+    *,
+    sample: float = 0.0,
+    current: Callable[[], Scope] | None = None,
+) -> CachedResult:
+    """Answer a call out of the cache, and keep what had to be generated.
+
+    Parameters
+    ----------
+    store
+        Where results are kept.
+    scope
+        What they depend on besides the requests.
+    requests
+        The call.
+    generate
+        Runs requests in one call; each completion is there, ordered.
+    sample
+        Share of the hits that are generated again and compared.
+    current
+        Returns the scope after generating; where it is another nothing is kept.
+
+    Raises
+    ------
+    UsageError
+        Where the model is not known by its content.
+    """
+    scope.check()
+    store.problem = ""
+    units = [_unit(scope, requests, indices) for indices in units_of(requests, scope.level)]
+    _look_up(store, units, sample)
+    stats = RunStats()
+    if any(unit.needed for unit in units):
+        with claimed(store.folder, (unit.key for unit in units if unit.needed)):
+            # Another may have generated it while we waited.
+            _look_up(store, [unit for unit in units if unit.found is None], sample)
+            needed = [unit for unit in units if unit.needed]
+            if needed:
+                stats = _generate(needed, generate)
+                settled = current is None or current() == scope
+                _keep(store, needed, settled)
+    return _assembled(store, units, stats)
+
+
+def _unit(scope: Scope, requests: Sequence[GenerationRequest], indices: tuple[int, ...]) -> _Unit:
+    chosen = tuple(requests[index] for index in indices)
+    return _Unit(indices, chosen, key_of(scope, chosen))
+
+
+def _look_up(store: TextStore, units: Sequence[_Unit], sample: float) -> None:
+    for unit in units:
+        kept = store.get(unit.key)
+        if kept is None:
+            continue
+        try:
+            unit.found = read_generations(unit.key, kept.value, unit.requests)
+        except StampError:
+            store.drop(unit.key)
+            store.count(damaged=1)
+        else:
+            unit.sampled = is_sampled(unit.key, kept.uses, sample)
+
+
+def _generate(units: Sequence[_Unit], generate: Generate) -> RunStats:
+    """Generate what the units need in one call, requests in the order of the cell's call."""
+    places = sorted((index, unit, i) for unit in units for i, index in enumerate(unit.indices))
+    result = generate(tuple(unit.requests[i] for _, unit, i in places))
+    where = {number: (unit, i) for number, (_, unit, i) in enumerate(places)}
+    found: dict[int, list[Generation]] = {id(unit): [] for unit in units}
+    for generation in result.generations:
+        unit, i = where[generation.prompt_index]
+        found[id(unit)].append(replace(generation, prompt_index=i))
+    for unit in units:
+        unit.fresh = tuple(found[id(unit)])
+    return result.stats
+
+
+def _keep(store: TextStore, units: Sequence[_Unit], settled: bool) -> None:
+    """Keep what is new, unless what it depends on changed meanwhile; drop what is refuted."""
+    for unit in units:
+        if unit.found is not None:
+            if _differs(unit):
+                store.drop(unit.key)
+        elif unit.fresh is not None and settled:
+            try:
+                value = write_generations(unit.key, unit.fresh)
+            except CanonicalError:  # a lone surrogate in a text
+                continue
+            store.put(unit.key, value)
+
+
+def _comparison(unit: _Unit) -> Comparison:
+    calls = [Call(unit.requests, side or ()) for side in (unit.found, unit.fresh)]
+    return compare_calls(calls[:1], calls[1:])
+
+
+def _differs(unit: _Unit) -> bool:
+    found = _comparison(unit)
+    return not (found.tokens_equal and found.text_equal)
+
+
+def _mismatch(unit: _Unit) -> str:
+    pair = _comparison(unit).first
+    where = ""
+    if pair is not None and pair.divergence is not None:
+        where = f" from token {pair.divergence.position + 1} on"
+    return (
+        f"a kept result was generated again and came out otherwise{where}: {unit.key.short} "
+        "is dropped, the fresh one stands"
+    )
+
+
+def _assembled(store: TextStore, units: Sequence[_Unit], stats: RunStats) -> CachedResult:
+    generations: list[Generation] = []
+    cached: list[int] = []
+    for unit in units:
+        answer = unit.fresh if unit.fresh is not None else unit.found or ()
+        generations += [replace(g, prompt_index=unit.indices[g.prompt_index]) for g in answer]
+        if unit.fresh is None:
+            cached += unit.indices
+    generations.sort(key=lambda g: (g.prompt_index, g.completion_index))
+    again = [unit for unit in units if unit.sampled and unit.fresh is not None]
+    total = sum(len(unit.indices) for unit in units)
+    report = CacheReport(
+        hits=len(cached),
+        generated=total - len(cached),
+        verified=sum(len(unit.indices) for unit in again),
+        mismatches=tuple(_mismatch(unit) for unit in again if _differs(unit)),
+    )
+    store.count(
+        hits=report.hits,
+        generated=report.generated,
+        verified=report.verified,
+        mismatches=len(report.mismatches),
+    )
+    result = GenerationResult(tuple(generations), stats)
+    return CachedResult(result, tuple(sorted(cached)), replace(report, problem=store.problem))

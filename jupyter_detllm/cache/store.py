@@ -1,0 +1,250 @@
+"""Texts by key in one SQLite file: bounded in size, shared by processes, never in the way.
+
+Nothing here raises because of the file: what cannot be read is a miss, what cannot be
+written is not kept, and a broken file is set aside. `problem` says what was in the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from jupyter_detllm.cache.place import begin_next, current_file, make_file, results_folder
+from jupyter_detllm.core.canonical import Digest
+
+__all__ = ["DEFAULT_BYTES", "Kept", "TextStore"]
+
+DEFAULT_BYTES = 256 * 1024 * 1024
+_T = TypeVar("_T")
+_WAIT = 5.0  # seconds for another process's transaction
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+# A table that is missing or another one (ERROR) was not made by us: as good as broken.
+_BROKEN = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_IOERR,
+)
+_ATTEMPTS = 3
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, used INTEGER NOT NULL,"
+    " uses INTEGER NOT NULL, size INTEGER NOT NULL, value TEXT NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS by_use ON results (used, size)",
+    "CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)",
+)
+# A connection must not be used, nor closed, in a forked child: it is left to its parent.
+_of_parents: list[sqlite3.Connection] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A value that was found, and how often it had been before."""
+
+    value: str
+    uses: int
+
+
+class TextStore:
+    """The texts kept in one folder.
+
+    Parameters
+    ----------
+    folder
+        Where the file is; the user's cache by default.
+    max_bytes
+        Most bytes of values; the longest unused go first.
+
+    Attributes
+    ----------
+    problem
+        What last kept the file from being used, one line; "" where nothing did.
+    """
+
+    def __init__(self, folder: Path | None = None, max_bytes: int = DEFAULT_BYTES) -> None:
+        self.folder = results_folder() if folder is None else Path(folder)
+        self.max_bytes = max_bytes
+        self.problem = ""
+        self._lock = threading.Lock()
+        self._open: tuple[sqlite3.Connection, Path, int] | None = None
+
+    def get(self, key: Digest) -> Kept | None:
+        """Return what is kept under `key`, and note that it was used."""
+        return self._attempted(lambda db: _get(db, str(key)), None)
+
+    def put(self, key: Digest, value: str) -> bool:
+        """Keep `value`; return whether it was. What does not fit the size is not."""
+        if len(value) > self.max_bytes:
+            return False
+        return self._attempted(lambda db: _put(db, str(key), value, self.max_bytes), False)
+
+    def drop(self, key: Digest) -> None:
+        """Forget what is kept under `key`."""
+
+        def forget(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM results WHERE key = ?", (str(key),))
+
+        self._attempted(forget, None)
+
+    def count(self, **numbers: int) -> None:
+        """Add to counters that outlive the process."""
+        rows = [(name, number) for name, number in numbers.items() if number]
+        if rows:
+            self._attempted(lambda db: _count(db, rows), None)
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters."""
+        found: dict[str, int] = self._attempted(
+            lambda db: dict(db.execute("SELECT name, value FROM counters")), {}
+        )
+        return found
+
+    def size(self) -> tuple[int, int]:
+        """Return the number of values and their bytes."""
+        query = "SELECT count(*), coalesce(sum(size), 0) FROM results"
+        entries, total = self._attempted(lambda db: db.execute(query).fetchone(), (0, 0))
+        return int(entries), int(total)
+
+    def empty(self) -> None:
+        """Forget everything, counters included, and give the space back."""
+
+        def forget(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM results")
+            db.execute("DELETE FROM counters")
+
+        def shrink(db: sqlite3.Connection) -> None:
+            db.execute("COMMIT")
+            with contextlib.suppress(sqlite3.OperationalError):  # in use elsewhere
+                db.execute("VACUUM")
+            db.execute("BEGIN IMMEDIATE")
+
+        self._attempted(forget, None)
+        self._attempted(shrink, None)
+
+    def close(self) -> None:
+        """Close the file; the next use opens it again."""
+        with self._lock:
+            self._close()
+
+    def _attempted(self, work: Callable[[sqlite3.Connection], _T], otherwise: _T) -> _T:
+        """Do `work` in one short transaction; return `otherwise` where that cannot be."""
+        with self._lock:
+            for attempt in range(_ATTEMPTS):
+                path = current_file(self.folder)
+                try:
+                    return _in_transaction(self._connection(path), work)
+                except (OSError, sqlite3.Error) as error:
+                    self.problem = f"the result cache {self.folder} cannot be used ({error})"
+                    self._close()
+                    if not _mended(error, path, attempt):
+                        return otherwise
+        return otherwise
+
+    def _connection(self, path: Path) -> sqlite3.Connection:
+        if self._open is not None and self._open[1:] != (path, os.getpid()):
+            self._close()
+        if self._open is None:
+            make_file(path)
+            self._open = (_connect(path), path, os.getpid())
+        return self._open[0]
+
+    def _close(self) -> None:
+        if self._open is None:
+            return
+        (db, _, owner), self._open = self._open, None
+        if owner != os.getpid():
+            _of_parents.append(db)
+            return
+        with contextlib.suppress(sqlite3.Error):
+            db.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # Transactions are ours to begin, and threads are kept apart by the store's lock.
+    db = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
+    try:
+        # A damaged text is found out by its digest, not by an exception here.
+        db.text_factory = lambda data: data.decode("utf-8", "replace")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA journal_size_limit = 4194304")
+        db.execute("PRAGMA trusted_schema = OFF")
+        db.execute("BEGIN IMMEDIATE")
+        for table in _TABLES:
+            db.execute(table)
+        db.execute("COMMIT")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _in_transaction(db: sqlite3.Connection, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        result = work(db)
+        db.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise
+    return result
+
+
+def _mended(error: Exception, path: Path, attempt: int) -> bool:
+    """Do what can be done about an error; return whether to try again."""
+    code = getattr(error, "sqlite_errorcode", None)
+    kind = code & 0xFF if isinstance(code, int) else None
+    if kind in _BUSY and attempt + 1 < _ATTEMPTS:
+        time.sleep(0.05 * (attempt + 1))
+        return True
+    broken = kind in _BROKEN or (kind is None and isinstance(error, sqlite3.Error))
+    if not broken or attempt + 1 == _ATTEMPTS:
+        return False
+    try:
+        begin_next(path)
+    except OSError:
+        return False
+    return True
+
+
+def _get(db: sqlite3.Connection, key: str) -> Kept | None:
+    row = db.execute("SELECT value, uses FROM results WHERE key = ?", (key,)).fetchone()
+    if row is None:
+        return None
+    latest = "(SELECT coalesce(max(used), 0) + 1 FROM results)"
+    db.execute(f"UPDATE results SET uses = uses + 1, used = {latest} WHERE key = ?", (key,))  # noqa: S608
+    return Kept(str(row[0]), int(row[1]))
+
+
+def _put(db: sqlite3.Connection, key: str, value: str, most: int) -> bool:
+    db.execute(
+        "INSERT OR REPLACE INTO results (key, used, uses, size, value)"
+        " VALUES (?, (SELECT coalesce(max(used), 0) + 1 FROM results), 0, ?, ?)",
+        (key, len(value), value),
+    )
+    (total,) = db.execute("SELECT sum(size) FROM results").fetchone()
+    evicted = []
+    for used, size in db.execute("SELECT used, size FROM results ORDER BY used"):
+        if total <= most:
+            break
+        evicted.append((used,))
+        total -= size
+    db.executemany("DELETE FROM results WHERE used = ?", evicted)
+    if evicted:
+        _count(db, [("evicted", len(evicted))])
+    return True
+
+
+def _count(db: sqlite3.Connection, rows: list[tuple[str, int]]) -> None:
+    db.executemany(
+        "INSERT INTO counters (name, value) VALUES (?, ?)"
+        " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+        rows,
+    )

@@ -1,0 +1,119 @@
+"""`--cache`: a call of this kernel answered out of the result cache where it can be."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jupyter_detllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from jupyter_detllm.cache.results import CacheReport
+    from jupyter_detllm.cache.store import TextStore
+    from jupyter_detllm.core.generation import GenerationRequest
+    from jupyter_detllm.engines.base import Engine, GenerationResult
+    from jupyter_detllm.kernel.stamping import Circumstances
+
+__all__ = ["Answered", "CacheUse", "through_cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """How a call uses the cache.
+
+    Attributes
+    ----------
+    sample
+        Share of the hits that are generated again and compared, 0 to 1.
+    max_bytes
+        Most bytes kept; None for the default.
+
+    Raises
+    ------
+    UsageError
+        For a share that is none.
+    """
+
+    sample: float = 0.0
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        given: object = self.sample
+        number = isinstance(given, (int, float)) and not isinstance(given, bool)
+        if not number or not math.isfinite(self.sample) or not 0 <= self.sample <= 1:
+            raise UsageError(f"the share to verify is {given!r:.40}", expected="0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A result, which of its requests were cached, the circumstances, and the report."""
+
+    result: GenerationResult
+    cached: tuple[int, ...]
+    circumstances: Circumstances
+    report: CacheReport
+
+
+def through_cache(
+    use: CacheUse,
+    engine: Engine,
+    requests: tuple[GenerationRequest, ...],
+    generate: Callable[[tuple[GenerationRequest, ...]], GenerationResult],
+    circumstances: Callable[[], Circumstances],
+) -> Answered:
+    """Answer a call; warn of what came out otherwise when it was generated again.
+
+    Parameters
+    ----------
+    use
+        How the cache is used.
+    engine
+        The running engine.
+    requests
+        The call.
+    generate
+        Runs requests in one call.
+    circumstances
+        Returns model, level and fingerprint as they are at that moment.
+    """
+    from jupyter_detllm.cache.keys import Scope
+    from jupyter_detllm.cache.results import generate_cached
+
+    latest = circumstances()
+
+    def scope() -> Scope:
+        evidence = engine.capabilities.evidence
+        return Scope(latest.model, latest.level, latest.fingerprint.digest, evidence)
+
+    def scope_now() -> Scope:
+        nonlocal latest
+        latest = circumstances()
+        return scope()
+
+    done = generate_cached(
+        _store(use.max_bytes), scope(), requests, generate, sample=use.sample, current=scope_now
+    )
+    for line in (*done.report.mismatches, done.report.problem):
+        if line:
+            _warn(line)
+    return Answered(done.result, done.cached, latest, done.report)
+
+
+_stores: dict[tuple[str, int], TextStore] = {}
+
+
+def _store(max_bytes: int | None) -> TextStore:
+    """Return the store of this process; one for each folder and size."""
+    from jupyter_detllm.cache.place import results_folder
+    from jupyter_detllm.cache.store import DEFAULT_BYTES, TextStore
+
+    folder, most = results_folder(), DEFAULT_BYTES if max_bytes is None else max_bytes
+    return _stores.setdefault((str(folder), most), TextStore(folder, most))
+
+
+def _warn(line: str) -> None:
+    # With a registry of its own it is shown each time, not once per process.
+    warnings.warn_explicit(f"detllm: {line}", UserWarning, __name__, 0, registry={})
