@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import email.utils
-import json
 import os
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from jupyter_detllm.engines._remote_address import API_KEY_VARIABLE, Address
+from jupyter_detllm.engines._remote_answers import (
+    CutOffError,
+    StatusError,
+    events_of,
+    json_of,
+    reason,
+    refusal,
+)
 from jupyter_detllm.errors import DetLLMError, EngineError, EngineStartError, RequestError
 
-__all__ = ["Connection", "Patience", "StatusError"]
+__all__ = ["Connection", "Patience"]
 
 Result = TypeVar("Result")
 
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-_LONGEST_LINE = 300
-_LARGEST_ERROR = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +51,6 @@ class Patience:
         """Return the seconds to wait after try `attempt`, counted from 1."""
         wanted = self.first_pause * 2 ** (attempt - 1) if asked is None else asked
         return max(0.0, min(wanted, self.longest_pause))
-
-
-class StatusError(Exception):
-    """An answer that is an error: its status, the server's own line, and when to come back."""
-
-    def __init__(self, status: int, message: str, retry_after: float | None = None) -> None:
-        super().__init__(status, message)
-        self.status = status
-        self.message = message
-        self.retry_after = retry_after
-
-
-class _CutOffError(Exception):
-    """A stream that ended before it was complete."""
 
 
 class Connection:
@@ -115,7 +103,7 @@ class Connection:
         """
 
         async def once() -> Any:
-            return _json(await self._checked(self._client().get(path)), path)
+            return json_of(await self._checked(self._client().get(path)), path)
 
         try:
             return await self._patiently(once)
@@ -136,7 +124,7 @@ class Connection:
         """
 
         async def once() -> Any:
-            return _json(await self._checked(self._client().post(path, json=body)), path)
+            return json_of(await self._checked(self._client().post(path, json=body)), path)
 
         try:
             return await self._patiently(once)
@@ -163,8 +151,8 @@ class Connection:
             async with self._client().stream("POST", path, json=body) as answer:
                 if answer.status_code >= 300:
                     await answer.aread()
-                    raise _refusal(answer)
-                return await take(_events(answer))
+                    raise refusal(answer)
+                return await take(events_of(answer))
 
         try:
             return await self._patiently(once)
@@ -174,7 +162,7 @@ class Connection:
     async def _checked(self, answer: Awaitable[Any]) -> Any:
         found = await answer
         if found.status_code >= 300:
-            raise _refusal(found)
+            raise refusal(found)
         return found
 
     async def _patiently(self, once: Callable[[], Awaitable[Result]]) -> Result:
@@ -188,7 +176,7 @@ class Connection:
                 if error.status not in _RETRIED or last:
                     raise
                 asked = error.retry_after
-            except (self._httpx.TransportError, _CutOffError) as error:
+            except (self._httpx.TransportError, CutOffError) as error:
                 # One that is only slow would get the same work twice.
                 if last or isinstance(error, self._httpx.ReadTimeout):
                     raise self._silent(error, attempt) from None
@@ -199,7 +187,7 @@ class Connection:
         if isinstance(error, self._httpx.ReadTimeout):
             what = f"the server {self.address} said nothing for {self.patience.silence:g} s"
             return EngineError(what, fix="%detllm use URL --timeout SECONDS")
-        why = "the answer broke off" if isinstance(error, _CutOffError) else _reason(error)
+        why = "the answer broke off" if isinstance(error, CutOffError) else reason(error)
         tried = f" ({attempts} tries)" if attempts > 1 else ""
         return EngineError(
             f"no answer from the server {self.address}: {why}{tried}",
@@ -235,80 +223,3 @@ def _import_httpx() -> Any:
             fix="pip install 'jupyter-detllm[remote]'",
         ) from None
     return httpx
-
-
-def _json(answer: Any, path: str) -> Any:
-    try:
-        return answer.json()
-    except ValueError:
-        raise StatusError(501, f"what it sends at {path} is not JSON") from None
-
-
-def _refusal(answer: Any) -> StatusError:
-    return StatusError(
-        answer.status_code,
-        _message(answer.text[:_LARGEST_ERROR]),
-        _seconds(answer.headers.get("retry-after")),
-    )
-
-
-def _message(text: str) -> str:
-    """Return the one line a server's error says: vLLM's, OpenAI's or FastAPI's."""
-    with contextlib.suppress(ValueError):
-        text = message_of(json.loads(text))
-    line = " ".join(text.split()).rstrip(".")
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
-
-
-def message_of(data: Any) -> str:
-    """Return the message out of an error object."""
-    while isinstance(data, Mapping):
-        data = next((data[k] for k in ("error", "message", "detail") if k in data), "")
-    return data if isinstance(data, str) else json.dumps(data)
-
-
-def _seconds(header: str | None) -> float | None:
-    """Return what a ``Retry-After`` asks for: seconds, or a date."""
-    if not header:
-        return None
-    with contextlib.suppress(ValueError):
-        return float(header)
-    with contextlib.suppress(ValueError, TypeError):
-        return email.utils.parsedate_to_datetime(header).timestamp() - time.time()
-    return None
-
-
-async def _events(answer: Any) -> AsyncIterator[Any]:
-    """Yield the JSON of each event up to ``[DONE]``.
-
-    Raises
-    ------
-    StatusError
-        For an event that is an error.
-    _CutOffError
-        When the end is missing.
-    """
-    async for line in answer.aiter_lines():
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
-            return
-        try:
-            event = json.loads(data)
-        except ValueError:
-            raise _CutOffError from None
-        if isinstance(event, Mapping) and event.get("error"):
-            raise StatusError(_code(event["error"]), _message(data))
-        yield event
-    raise _CutOffError
-
-
-def _code(error: Any) -> int:
-    code = error.get("code") if isinstance(error, Mapping) else None
-    return code if type(code) is int and 400 <= code < 600 else 500
-
-
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())[:_LONGEST_LINE]
-    return f"{text} ({type(error).__name__})" if text else type(error).__name__

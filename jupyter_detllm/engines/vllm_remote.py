@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import (
-    Generation,
     GenerationRequest,
     Prompt,
     PromptKind,
@@ -20,18 +17,17 @@ from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines._remote_address import Address
 from jupyter_detllm.engines._remote_connect import connect, tokenize
 from jupyter_detllm.engines._remote_facts import OFF, UNPROVEN, ServerFacts
-from jupyter_detllm.engines._remote_generate import COMPLETIONS, Transcript, body_of, read_stream
+from jupyter_detllm.engines._remote_generate import Transcript
 from jupyter_detllm.engines._remote_http import Connection
 from jupyter_detllm.engines._remote_loop import Background
 from jupyter_detllm.engines._remote_options import RemoteOptions, check_sampling
-from jupyter_detllm.engines._vllm_generate import check_requests, jobs_of
-from jupyter_detllm.engines._vllm_run import Job
+from jupyter_detllm.engines._remote_run import Run, shown, stats_of
+from jupyter_detllm.engines._vllm_generate import check_requests
 from jupyter_detllm.engines._vllm_sampling import fit_length, resolve_sampling
 from jupyter_detllm.engines.base import (
     Capabilities,
     EngineSpec,
     GenerationResult,
-    Progress,
     ProgressCallback,
     RunStats,
     SamplingOptions,
@@ -158,17 +154,17 @@ class VLLMRemoteEngine:
         if not requests:
             return GenerationResult((), RunStats())
         start = time.perf_counter()
-        run = _Run(self._server, self._facts, self._most, requests)
-        shown = _shown(run.tally, progress, start)
-        transcripts = self._loop.run(run.all(), shown)
-        if shown is not None:
-            shown()
+        run = Run(self._server, self._facts, self._most, requests)
+        tick = shown(run.tally, progress, start)
+        transcripts = self._loop.run(run.all(), tick)
+        if tick is not None:
+            tick()
         generations = tuple(
             found.generation(job, requests[job.prompt_index].sampling)
             for job, found in zip(run.jobs, transcripts, strict=True)
         )
         self._same_server(transcripts)
-        return GenerationResult(generations, _stats(generations, transcripts, start))
+        return GenerationResult(generations, stats_of(generations, transcripts, start))
 
     def _same_server(self, transcripts: Sequence[Transcript]) -> None:
         known = self._facts.server
@@ -231,83 +227,6 @@ class VLLMRemoteEngine:
         self._loop.run(self._server.close())
         self._loop.close()
         return ShutdownReport(("the connection",), ("the server runs on: it is not ours to stop",))
-
-
-@dataclass(slots=True)
-class _Tally:
-    """How far a call has come."""
-
-    jobs: int
-    prompts: int
-    tokens: int = 0
-    done: int = 0
-
-    def add(self, tokens: int) -> None:
-        self.tokens += tokens
-
-
-class _Run:
-    """The completions of one call, sent side by side."""
-
-    def __init__(
-        self,
-        server: Connection,
-        facts: ServerFacts,
-        most: int,
-        requests: Sequence[GenerationRequest],
-    ) -> None:
-        self.jobs = jobs_of(requests)
-        self.tally = _Tally(len(self.jobs), len(requests))
-        self._server, self._facts, self._requests = server, facts, requests
-        self._most = most
-
-    async def all(self) -> list[Transcript]:
-        """Return what came of each job; the first failure cancels the others."""
-        gate = asyncio.Semaphore(self._most)
-        tasks = [asyncio.create_task(self._one(job, gate)) for job in self.jobs]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _one(self, job: Job, gate: asyncio.Semaphore) -> Transcript:
-        sampling = self._requests[job.prompt_index].sampling
-        body = body_of(job, sampling, self._facts.served)
-        async with gate:
-            found = await self._server.stream(
-                COMPLETIONS, body, lambda events: read_stream(events, self.tally.add)
-            )
-        self.tally.done += 1
-        return found
-
-
-def _shown(
-    tally: _Tally, progress: ProgressCallback | None, start: float
-) -> Callable[[], None] | None:
-    """Return what tells `progress` how far it is; a repeated request never takes back."""
-    if progress is None:
-        return None
-    most = 0
-
-    def show() -> None:
-        nonlocal most
-        most = max(most, tally.tokens)
-        done = tally.done * tally.prompts // tally.jobs
-        progress(Progress(done, tally.prompts, most, time.perf_counter() - start))
-
-    return show
-
-
-def _stats(
-    generations: Sequence[Generation], transcripts: Sequence[Transcript], start: float
-) -> RunStats:
-    return RunStats(
-        seconds=time.perf_counter() - start,
-        tokens=sum(len(generation.token_ids) for generation in generations),
-        cached_tokens=sum(found.cached_tokens for found in transcripts),
-    )
 
 
 def _token_ids(prompt: Prompt, vocabulary: int) -> tuple[int, ...] | None:
