@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from jupyter_detllm.core.evidence import EVIDENCE_K, TokenEvidence
 from jupyter_detllm.errors import EngineError
 
-__all__ = ["byte_offsets", "evidence_of", "has_byte_level_decoder", "token_width"]
+__all__ = [
+    "byte_alphabet",
+    "byte_offsets",
+    "evidence_of",
+    "has_byte_level_decoder",
+    "token_bytes",
+    "token_width",
+    "whole_offsets",
+]
 
 _NO_RUNNER_UP = float("-inf")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -37,13 +47,14 @@ def evidence_of(token_ids: Sequence[int], logprobs: Any, k: int = EVIDENCE_K) ->
     """
     chosen, others, ids = [], [], []
     for token, entry in zip(token_ids, _entries(logprobs), strict=False):
-        own = next((value for candidate, value in entry if candidate == token), None)
+        own, best, best_id = None, _NO_RUNNER_UP, -1
+        for candidate, value in entry:
+            if candidate == token:
+                own = value if own is None else own
+            elif best_id < 0 or value > best:
+                best, best_id = value, candidate
         if own is None:
             raise EngineError(f"the engine returned no logprob for its own token {token}")
-        best, best_id = _NO_RUNNER_UP, -1
-        for candidate, value in entry:
-            if candidate != token and (best_id < 0 or value > best):
-                best, best_id = value, candidate
         chosen.append(own)
         others.append(best)
         ids.append(best_id)
@@ -105,6 +116,54 @@ def _split(start: int, size: int, widths: Sequence[int | None]) -> list[int]:
     return out
 
 
+def whole_offsets(parts: Sequence[bytes | None], text: str) -> tuple[int, ...] | None:
+    """Return the byte at which each part starts, where together they are `text`; else None.
+
+    Incremental decoding gives the same: a text that is whole bytes of its tokens is
+    split by their widths.
+    """
+    if None in parts or b"".join(parts) != text.encode("utf-8", "replace"):  # type: ignore[arg-type]
+        return None
+    ends = accumulate(len(part) for part in parts if part is not None)
+    return (0, *ends)[: len(parts)]
+
+
+def token_bytes(piece: str | None, *, byte_level: bool, special: bool) -> bytes | None:
+    """Return the bytes that a vocabulary piece stands for; None where that is unknown.
+
+    Parameters
+    ----------
+    piece
+        As the vocabulary spells it.
+    byte_level
+        Whether each character of a piece stands for one byte (GPT-2's alphabet).
+    special
+        Whether the token is left out of the text.
+    """
+    if special:
+        return b""
+    if piece is None:
+        return None
+    if byte_level:
+        alphabet = byte_alphabet()
+        return bytes(alphabet[c] for c in piece) if alphabet.keys() >= set(piece) else None
+    if _BYTE_PIECE.fullmatch(piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("\u2581", " ").encode("utf-8", "replace")
+
+
+@functools.cache
+def byte_alphabet() -> dict[str, int]:
+    """Return which byte each character of a byte-level vocabulary stands for.
+
+    Printable characters of Latin-1 stand for themselves; the 68 other bytes, in order,
+    for the characters from U+0100 on (as GPT-2's tokenizer has it).
+    """
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
 def token_width(piece: str | None, *, byte_level: bool, special: bool) -> int | None:
     """Return how many bytes a vocabulary piece stands for; None where that is unknown.
 
@@ -117,15 +176,10 @@ def token_width(piece: str | None, *, byte_level: bool, special: bool) -> int | 
     special
         Whether the token is left out of the text.
     """
-    if special:
-        return 0
-    if piece is None:
-        return None
-    if byte_level:
+    if byte_level and piece is not None and not special:
         return len(piece)
-    if _BYTE_PIECE.fullmatch(piece):
-        return 1
-    return len(piece.replace("\u2581", " ").encode("utf-8", "replace"))
+    found = token_bytes(piece, byte_level=byte_level, special=special)
+    return None if found is None else len(found)
 
 
 def has_byte_level_decoder(state: bytes | str) -> bool:

@@ -9,7 +9,9 @@ from typing import Any
 from jupyter_detllm.engines._vllm_evidence import (
     byte_offsets,
     has_byte_level_decoder,
+    token_bytes,
     token_width,
+    whole_offsets,
 )
 
 __all__ = ["Detokenizer"]
@@ -25,6 +27,7 @@ class Detokenizer:
         state = decoder.__getstate__() if decoder is not None else b""
         self._byte_level = has_byte_level_decoder(state)
         self._widths: dict[int, int | None] = {}
+        self._parts: dict[int, bytes | None] = {}
 
     def deltas(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[str]:
         """Return the text that each token brings after this prompt."""
@@ -50,15 +53,26 @@ class Detokenizer:
         self, prompt_ids: Sequence[int], token_ids: Sequence[int], text: str
     ) -> tuple[int, ...]:
         """Return the byte of `text` at which each token starts."""
+        whole = whole_offsets([self._bytes(token) for token in token_ids], text)
+        if whole is not None:
+            return whole
         widths = [self._width(token) for token in token_ids]
         return byte_offsets(self.deltas(prompt_ids, token_ids), widths, text)
 
     def _width(self, token: int) -> int | None:
         if token not in self._widths:
-            piece = self._tokenizer.convert_ids_to_tokens(token)
             self._widths[token] = token_width(
-                piece if isinstance(piece, str) else None,
-                byte_level=self._byte_level,
-                special=token in self._special,
+                self._piece(token), byte_level=self._byte_level, special=token in self._special
             )
         return self._widths[token]
+
+    def _bytes(self, token: int) -> bytes | None:
+        if token not in self._parts:
+            self._parts[token] = token_bytes(
+                self._piece(token), byte_level=self._byte_level, special=token in self._special
+            )
+        return self._parts[token]
+
+    def _piece(self, token: int) -> str | None:
+        piece = self._tokenizer.convert_ids_to_tokens(token)
+        return piece if isinstance(piece, str) else None

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 
 from jupyter_detllm.core.evidence import TokenEvidence
 from jupyter_detllm.engines._vllm_evidence import (
+    byte_alphabet,
     byte_offsets,
     evidence_of,
     has_byte_level_decoder,
+    token_bytes,
     token_width,
+    whole_offsets,
 )
 from jupyter_detllm.errors import EngineError
 
@@ -91,6 +94,27 @@ def test_offsets_of_any_bytes_cut_anywhere(text: str, random) -> None:
         shown = end if now else shown
         deltas.append(now)
     assert byte_offsets(deltas, widths, text) == tuple(cuts[:-1])
+    parts: list[bytes | None] = [data[a:b] for a, b in pairwise(cuts)]
+    assert whole_offsets(parts, text) == tuple(cuts[:-1])
+    assert whole_offsets([*parts, None], text) is None
+    assert whole_offsets([*parts, b"x"], text) is None
+
+
+def test_whole_offsets_of_special_tokens_and_of_a_text_that_was_cut() -> None:
+    assert whole_offsets([b"", b"Hi", b""], "Hi") == (0, 0, 2)
+    assert whole_offsets([], "") == ()
+    assert whole_offsets([b"one", b" STOP"], "one") is None
+    assert whole_offsets([b"a", "é".encode()[:1]], "a") is None
+
+
+def test_bytes_of_pieces() -> None:
+    assert token_bytes("Ġcaf\u00c3\u00a9", byte_level=True, special=False) == " café".encode()
+    assert token_bytes("a b", byte_level=True, special=False) is None  # a token added as text
+    assert token_bytes("\u2581a", byte_level=False, special=False) == b" a"
+    assert token_bytes("<0xE2>", byte_level=False, special=False) == b"\xe2"
+    assert token_bytes("<|end|>", byte_level=True, special=True) == b""
+    assert token_bytes(None, byte_level=True, special=False) is None
+    assert sorted(byte_alphabet().values()) == list(range(256))
 
 
 def test_special_tokens_take_no_bytes() -> None:
