@@ -140,9 +140,9 @@ class TextStore:
                 try:
                     return _in_transaction(self._connection(path), work)
                 except (OSError, sqlite3.Error) as error:
-                    self.problem = f"the result cache {self.folder} cannot be used ({error})"
                     self._close()
                     if not _mended(error, path, attempt):
+                        self.problem = f"the result cache {self.folder} cannot be used ({error})"
                         return otherwise
         return otherwise
 

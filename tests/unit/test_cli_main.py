@@ -61,7 +61,7 @@ def test_every_command_has_json() -> None:
     for command in COMMANDS:
         parser = Parser(prog="x")
         command.load().configure(parser)
-        assert "--json" in parser.format_help() or command.name in ("kernel", "model")
+        assert "--json" in parser.format_help() or command.name in ("cache", "kernel", "model")
 
 
 def test_no_command_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
