@@ -18,6 +18,7 @@ from jupyter_detllm.core.verdict import RULES, Verdict
 from jupyter_detllm.doctor.table import KINDS
 from tools.markdown import NOTE, table
 from tools.reference_pages import commands, configuration, magics
+from tools.schema_page import schemas
 
 __all__ = ["PAGES", "main"]
 
@@ -143,6 +144,7 @@ PAGES = {
     "reference/fields.md": fields,
     "reference/findings.md": findings,
     "reference/magics.md": magics,
+    "reference/schemas.md": schemas,
     "reference/verdicts.md": verdicts,
 }
 
