@@ -30,9 +30,11 @@ from jupyter_detllm.kernel.expecting import Expect, Unmet
 from jupyter_detllm.kernel.expecting import generate as generate_expecting
 from jupyter_detllm.kernel.handed import PromptLike, prompt_from, several_prompts, stop_texts
 from jupyter_detllm.kernel.ledger import Emitted
+from jupyter_detllm.kernel.measuring import keep
 from jupyter_detllm.kernel.recording import note_recorded
 from jupyter_detllm.kernel.session import Session, current_session
 from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.metrics.log import Metrics
 
 if TYPE_CHECKING:
     from jupyter_detllm.verify.report import Report
@@ -45,6 +47,7 @@ __all__ = [
     "generate",
     "generator",
     "last_stamp",
+    "metrics",
     "release",
     "use",
     "worker_init_fn",
@@ -75,7 +78,8 @@ def use(
     torch_deterministic, launch_blocking, no_tf32, dtype, eager
         As the options of `%detllm`.
     **options
-        Engine options, as `vllm.LLM` takes them.
+        Engine options, as `vllm.LLM` takes them, and ``lora``: the folder of the LoRA
+        adapter that every generation is made with.
 
     Raises
     ------
@@ -99,7 +103,13 @@ def use(
 
 
 def release() -> ShutdownReport | None:
-    """Shut the engine down; return what was freed and kept, None when none runs."""
+    """Shut the engine down.
+
+    Returns
+    -------
+    ShutdownReport or None
+        What was ``freed`` and what was ``kept``; None when no engine runs.
+    """
     return current_session().release()
 
 
@@ -159,6 +169,11 @@ def generate(
         Share of the cached results that is generated again and compared, 0 to 1; a
         result that comes out otherwise is dropped, with a warning.
 
+    Returns
+    -------
+    list of Generation
+        `n` per prompt, in the order of the prompts.
+
     Raises
     ------
     DetLLMError
@@ -205,12 +220,18 @@ def _outside_cells(session: Session, ask: Ask, wanted: Expect | None) -> list[Ge
     finally:
         emitted = session.recorder.close(Ending(None, "", None, success))
     if emitted is not None:
-        session.ledger.add(emitted)
+        keep(session, emitted)
     return found
 
 
 def last_stamp() -> Stamp | None:
-    """Return the stamp of the last cell, in a script of the last call; None before."""
+    """Return the stamp of the last cell that has ended, in a script of the last call.
+
+    Returns
+    -------
+    Stamp or None
+        None before anything was generated.
+    """
     return current_session().recorder.last
 
 
@@ -226,8 +247,25 @@ def cells() -> tuple[Emitted, ...]:
     return ledger.entries()
 
 
+def metrics() -> Metrics:
+    """Return what generating has cost in this kernel: rates, latencies, memory, cache hits.
+
+    Nothing of it is in a stamp, and two runs never agree in it. `Metrics.to_json` gives
+    plain values, `Metrics.crossed` the thresholds that `%config DetLLM` sets and that are
+    crossed.
+    """
+    return current_session().metrics.snapshot()
+
+
 def fingerprint() -> Fingerprint:
-    """Return the fingerprint of this process, with the engine's part if one runs."""
+    """Return the fingerprint of this process, with the engine's part if one runs.
+
+    Returns
+    -------
+    Fingerprint
+        Fields by role: ``numerics``, ``identity`` and ``informational``; ``digest`` is
+        that of the numerics fields.
+    """
     return current_session().fingerprint()
 
 
@@ -240,6 +278,16 @@ def check(path: str | Path, *, policy: str | None = None) -> Report:
         The notebook.
     policy
         ``tokens`` (the default), ``bitwise``, ``within(ATOL)`` or ``prefix(N)``.
+
+    Returns
+    -------
+    Report
+        ``exit_code`` as that of `jupyter detllm check`, and ``cells`` with a ``verdict``.
+
+    Raises
+    ------
+    UsageError
+        For what is no path, or no policy.
     """
     from jupyter_detllm.verify.service import check_paths
 
