@@ -26,6 +26,7 @@ __all__ = [
     "generator",
     "last_stamp",
     "load_ipython_extension",
+    "metrics",
     "probe",
     "release",
     "replay",
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from jupyter_detllm.api import fingerprint as fingerprint
     from jupyter_detllm.api import generate as generate
     from jupyter_detllm.api import last_stamp as last_stamp
+    from jupyter_detllm.api import metrics as metrics
     from jupyter_detllm.api import release as release
     from jupyter_detllm.api import use as use
     from jupyter_detllm.controls.seeding import generator as generator
@@ -61,7 +63,8 @@ if TYPE_CHECKING:
 
 _LAZY = {
     **dict.fromkeys(
-        ("cells", "check", "fingerprint", "generate", "last_stamp", "release", "use"), "api"
+        ("cells", "check", "fingerprint", "generate", "last_stamp", "metrics", "release", "use"),
+        "api",
     ),
     **dict.fromkeys(("generator", "seed_child", "worker_init_fn"), "controls.seeding"),
     **dict.fromkeys(("Generation", "Message", "Prompt", "PromptKind"), "core.generation"),

@@ -20,21 +20,18 @@ from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import SamplingOptions, ShutdownReport
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.expect.expectation import expectation_of
 from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.caching import CacheUse
-from jupyter_detllm.kernel.cells import Ending
+from jupyter_detllm.kernel.calling import run_call
 from jupyter_detllm.kernel.current import current_shell
 from jupyter_detllm.kernel.engine_options import merged
-from jupyter_detllm.kernel.expecting import Expect, Unmet
-from jupyter_detllm.kernel.expecting import generate as generate_expecting
+from jupyter_detllm.kernel.expecting import Expect
 from jupyter_detllm.kernel.handed import PromptLike, prompt_from, several_prompts, stop_texts
 from jupyter_detllm.kernel.ledger import Emitted
-from jupyter_detllm.kernel.measuring import keep
 from jupyter_detllm.kernel.recording import note_recorded
 from jupyter_detllm.kernel.session import Session, current_session
 from jupyter_detllm.kernel.settings import Settings
-from jupyter_detllm.metrics.log import Metrics
+from jupyter_detllm.metering.log import Metrics
 
 if TYPE_CHECKING:
     from jupyter_detllm.verify.report import Report
@@ -192,36 +189,8 @@ def generate(
     asked = tuple(prompt_from(item, text, system) for item in several_prompts(prompts))
     use = CacheUse(verify_sample) if cache else None
     ask = Ask(asked, options, name, n, seed, store_prompt, use)
-    wanted = None if expect is None else Expect(expectation_of(expect), tries, _unmet(unmet))
-    if current_shell() is not None:
-        return _settled(session, ask, wanted)
-    return _outside_cells(session, ask, wanted)
-
-
-def _settled(session: Session, ask: Ask, wanted: Expect | None) -> list[Generation]:
-    outcome = generate_expecting(session, ask, session.prepare(ask), wanted)
-    outcome.settle(lambda problem: warnings.warn(problem, stacklevel=5))
-    return list(outcome.generations)
-
-
-def _unmet(value: str) -> Unmet:
-    try:
-        return Unmet(value)
-    except ValueError:
-        raise UsageError(f"unmet is {value!r:.40}", expected=" or ".join(Unmet)) from None
-
-
-def _outside_cells(session: Session, ask: Ask, wanted: Expect | None) -> list[Generation]:
-    """Generate in a script, where each call is what a cell is in a notebook."""
-    success = False
-    try:
-        found = _settled(session, ask, wanted)
-        success = True
-    finally:
-        emitted = session.recorder.close(Ending(None, "", None, success))
-    if emitted is not None:
-        keep(session, emitted)
-    return found
+    wanted = None if expect is None else Expect.of(expect, tries, unmet)
+    return run_call(session, ask, wanted)
 
 
 def last_stamp() -> Stamp | None:

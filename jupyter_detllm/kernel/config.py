@@ -46,6 +46,18 @@ class DetLLM(Configurable):
     cache_bytes = Int(
         256 * 1024 * 1024, min=0, help="Most bytes of results kept; the longest unused go first."
     ).tag(config=True)
+    min_tokens_per_second = Float(
+        None, allow_none=True, min=0.0, help="`%detllm metrics` warns below so many tokens/s."
+    ).tag(config=True)
+    max_p99_ms = Float(
+        None, allow_none=True, min=0.0, help="It warns when p99 per request takes more ms."
+    ).tag(config=True)
+    max_token_p99_ms = Float(
+        None, allow_none=True, min=0.0, help="It warns when p99 from token to token takes more ms."
+    ).tag(config=True)
+    max_memory = Float(
+        None, allow_none=True, min=0.0, max=1.0, help="It warns above this share of memory."
+    ).tag(config=True)
     show_progress = Bool(True, help="Show one line that updates while the engine works.").tag(
         config=True
     )

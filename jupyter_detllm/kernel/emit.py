@@ -9,6 +9,7 @@ from jupyter_detllm.errors import DetLLMError
 from jupyter_detllm.kernel.cells import Ending, request_part
 from jupyter_detllm.kernel.display import show_stamp, show_text
 from jupyter_detllm.kernel.live import compare_live
+from jupyter_detllm.kernel.measuring import keep
 from jupyter_detllm.kernel.session import current_session
 from jupyter_detllm.kernel.showing import refresh_panels
 
@@ -39,6 +40,6 @@ def emit_stamp(shell: Any, ending: Ending) -> None:
     )
     if result is not None:
         emitted = replace(emitted, run={**emitted.run, **result.to_run()}, live=result)
-    emitted = session.ledger.add(emitted)
+    emitted = keep(session, emitted)
     show_stamp(shell, emitted)
     refresh_panels(session)

@@ -16,7 +16,7 @@ from jupyter_detllm.core.showing import generation_heading, shown_calls
 from jupyter_detllm.core.stamp import Call
 from jupyter_detllm.engines.base import ProgressCallback
 from jupyter_detllm.errors import ExpectationError, GenerationInterrupted, UsageError
-from jupyter_detllm.expect.expectation import Expectation
+from jupyter_detllm.expect.expectation import Expectation, expectation_of
 from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.session import Session
 
@@ -43,6 +43,21 @@ class Expect:
     expectation: Expectation
     tries: int = 1
     unmet: Unmet = Unmet.ERROR
+
+    @classmethod
+    def of(cls, expectation: object, tries: int | None, unmet: str | None) -> Expect:
+        """Return an expectation from values of any type; None is the default.
+
+        Raises
+        ------
+        UsageError
+            For one that does not fit.
+        """
+        try:
+            way = Unmet(unmet or Unmet.ERROR)
+        except ValueError:
+            raise UsageError(f"unmet is {unmet!r:.40}", expected=" or ".join(Unmet)) from None
+        return cls(expectation_of(expectation), 1 if tries is None else tries, way)
 
     def __post_init__(self) -> None:
         count: object = self.tries

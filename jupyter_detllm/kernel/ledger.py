@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.engines.base import RunStats
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel.hints import nearest
 from jupyter_detllm.kernel.live import RECORDED, LiveResult
@@ -37,6 +38,8 @@ class Emitted:
         How it compared with the reference that the front end sent; None where it sent none.
     prompts_kept
         Whether the stored form holds the prompts.
+    stats
+        What each call measured.
     """
 
     stamp: Stamp
@@ -46,6 +49,7 @@ class Emitted:
     number: int
     live: LiveResult | None = None
     prompts_kept: bool = True
+    stats: tuple[RunStats, ...] = ()
 
     @property
     def label(self) -> str:

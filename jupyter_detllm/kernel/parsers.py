@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.kernel.argline import ArgumentParser
+from jupyter_detllm.kernel.argline import ArgumentParser, number
 from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL
 
 __all__ = [
@@ -189,6 +189,25 @@ def _bisect() -> ArgumentParser:
     return parser
 
 
+@cache
+def _metrics() -> ArgumentParser:
+    parser = ArgumentParser(
+        "%detllm metrics",
+        synopsis="[options]",
+        description=(
+            "Tokens/s, latency, KV cache, memory and cache hits of this kernel and its cells.\n"
+            "True of this run only. A threshold that is set stays set; 0 takes it away."
+        ),
+    )
+    add = parser.add_argument
+    add("--min-tokens-per-second", type=number, metavar="N", help="warn below so many tokens/s")
+    add("--max-p99-ms", type=number, metavar="MS", help="warn when p99 per request takes longer")
+    add("--max-token-p99-ms", type=number, metavar="MS", help="the same from token to token")
+    add("--max-memory", type=number, metavar="SHARE", help="warn above this share, 0.9 is 90 %%")
+    add("--json", action="store_true", help="show JSON")
+    return parser
+
+
 VERB_PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
     "use": _use,
     "status": _status,
@@ -198,6 +217,7 @@ VERB_PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
     "release": _release,
     "bisect": _bisect,
     "probe": _probe,
+    "metrics": _metrics,
     "doctor": _doctor,
 }
 

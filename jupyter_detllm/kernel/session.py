@@ -18,6 +18,7 @@ from jupyter_detllm.kernel.holder import EngineHolder
 from jupyter_detllm.kernel.ledger import Ledger
 from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.kernel.stamping import CellRecord, Circumstances, Recorder
+from jupyter_detllm.metering.log import MetricsLog
 
 __all__ = ["Session", "current_session"]
 
@@ -29,6 +30,7 @@ class Session(EngineHolder):
         super().__init__()
         self.ledger = Ledger()
         self.recorder = Recorder()
+        self.metrics = MetricsLog()
 
     def prepare(self, ask: Ask) -> tuple[GenerationRequest, ...]:
         """Resolve the prompts of a call and give every completion its seed.

@@ -190,4 +190,6 @@ class Recorder:
         stored = stamp.to_json(store_prompt=record.store_prompt)
         self.last = stamp
         kept = record.store_prompt
-        return Emitted(stamp, stored, record.run(), ending.cell_id, 0, prompts_kept=kept)
+        stats = tuple(record.stats)
+        run, cell_id = record.run(), ending.cell_id
+        return Emitted(stamp, stored, run, cell_id, 0, prompts_kept=kept, stats=stats)

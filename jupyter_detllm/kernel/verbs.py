@@ -27,8 +27,9 @@ from jupyter_detllm.kernel.display import (
     show_text,
 )
 from jupyter_detllm.kernel.engine_options import parse_use
-from jupyter_detllm.kernel.expecting import Expect, Unmet, generate
+from jupyter_detllm.kernel.expecting import Expect, generate
 from jupyter_detllm.kernel.hints import nearest
+from jupyter_detllm.kernel.measuring import set_thresholds, watch
 from jupyter_detllm.kernel.parsers import (
     EVERY_CELL,
     VERB_PARSERS,
@@ -62,6 +63,7 @@ class Surface:
         self.shell = shell
         self.session = session
         self.config = config
+        watch(session, config)
 
     def line(self, line: str) -> None:
         """Run `%detllm LINE`."""
@@ -185,6 +187,18 @@ class Surface:
             text = probe_running(self.session, slot.line, short=arguments.short)
         slot.finish(text)
 
+    def metrics(self, tokens: list[str]) -> None:
+        """Run `%detllm metrics`: what is true of this run only."""
+        from jupyter_detllm.render.metrics import metrics_html, metrics_json, metrics_text
+
+        arguments = verb_parser("metrics").parse(tokens)
+        set_thresholds(self.config, arguments)
+        found = self.session.metrics.snapshot()
+        if arguments.json:
+            show_text(self.shell, metrics_json(found))
+        else:
+            show_text(self.shell, metrics_text(found), metrics_html(found))
+
     def cell(self, line: str, body: str) -> None:
         """Run `%%detgen LINE` over `body`."""
         tokens = split_line(line)
@@ -217,8 +231,7 @@ class Surface:
                 raise UsageError("--tries and --unmet need --expect", fix="%%detgen?")
             return None
         expectation = from_line(arguments.expect, self.shell.user_ns, line)
-        tries = 1 if arguments.tries is None else arguments.tries
-        return Expect(expectation, tries, Unmet(arguments.unmet or "error"))
+        return Expect.of(expectation, arguments.tries, arguments.unmet)
 
     def _ask(self, arguments: Namespace, body: str) -> Ask:
         """Return what the cell asks for; nothing is started for a cell that cannot run."""
@@ -273,6 +286,7 @@ VERBS: Mapping[str, Callable[[Surface, list[str]], None]] = {
     "release": Surface.release,
     "bisect": Surface.bisect,
     "probe": Surface.probe,
+    "metrics": Surface.metrics,
     "doctor": Surface.doctor,
 }
 

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-__all__ = ["Gpu", "clocks", "driver_version", "gpu_ids", "nvml", "topology", "visible_gpus"]
+__all__ = [
+    "Gpu",
+    "clocks",
+    "driver_version",
+    "gpu_ids",
+    "gpu_memory",
+    "nvml",
+    "topology",
+    "visible_gpus",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,15 @@ def gpu_ids() -> tuple[str, ...]:
         return ()
     found = (_ask(lib, lib.nvmlDeviceGetUUID, gpu.handle) for gpu in visible_gpus())
     return tuple(str(uuid) for uuid in found if uuid is not None)
+
+
+def gpu_memory() -> tuple[tuple[int, int], ...]:
+    """Return bytes in use, by any process, and total of each GPU that this one may use."""
+    lib = nvml()
+    if lib is None:
+        return ()
+    found = (_ask(lib, lib.nvmlDeviceGetMemoryInfo, gpu.handle) for gpu in visible_gpus())
+    return tuple((int(info.used), int(info.total)) for info in found if info and info.total)
 
 
 # Consumer names differ: there the memory size can tell two chips apart.
