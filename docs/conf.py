@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from docutils import nodes
+
 from jupyter_detllm import __version__
 
 project = "jupyter-detllm"
@@ -33,3 +37,15 @@ html_show_sphinx = False
 html_show_copyright = False
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
+
+
+def _dashes(_app: Any, doctree: nodes.document) -> None:
+    """Set the dash that Napoleon writes between a parameter and its meaning."""
+    for text in list(doctree.findall(nodes.Text)):
+        if " -- " in text and not isinstance(text.parent, nodes.literal | nodes.literal_block):
+            text.parent.replace(text, nodes.Text(text.replace(" -- ", " – ")))  # noqa: RUF001
+
+
+def setup(app: Any) -> None:
+    """Register what the pages need beyond the extensions."""
+    app.connect("doctree-read", _dashes)
