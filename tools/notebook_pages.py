@@ -10,6 +10,9 @@ from typing import Any
 
 __all__ = ["page", "write_pages"]
 
+_FIRST = ("quickstart", "teaching", "evaluation", "debugging", "papermill")
+"""The order in which they are read; others follow by name."""
+
 _INDEX = """\
 # Examples
 
@@ -27,12 +30,16 @@ them again with the demo model.
 def write_pages(notebooks: Path, folder: Path) -> None:
     """Write a page for each notebook in a folder, and one that lists them."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = sorted(notebooks.glob("*.ipynb"))
+    found = sorted(notebooks.glob("*.ipynb"), key=_order)
     for path in found:
         text = page(json.loads(path.read_text(encoding="utf-8")), path.name)
         (folder / f"{path.stem}.md").write_text(text, encoding="utf-8")
     index = _INDEX.format(pages="\n".join(path.stem for path in found))
     (folder / "index.md").write_text(index, encoding="utf-8")
+
+
+def _order(path: Path) -> tuple[int, str]:
+    return (_FIRST.index(path.stem) if path.stem in _FIRST else len(_FIRST), path.stem)
 
 
 def page(book: Mapping[str, Any], name: str) -> str:
