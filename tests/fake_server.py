@@ -261,11 +261,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(**options: Any) -> Iterator[FakeServer]:
-    """Serve on a free port of this machine."""
+def serving(port: int = 0, **options: Any) -> Iterator[FakeServer]:
+    """Serve on this machine; on any free port by default."""
     state = FakeServer(**options)
     handler = type("Handler", (_Handler,), {"state": state})
-    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    http = ThreadingHTTPServer(("127.0.0.1", port), handler)
     http.daemon_threads = True
     http.handle_error = lambda *args: None  # type: ignore[method-assign]
     state.http = http

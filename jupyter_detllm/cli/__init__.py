@@ -58,6 +58,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("kernel", "install, list or remove a kernel whose controls are set before Python"),
     Command("export", "turn a stamped environment into requirements, a lock file, a Dockerfile"),
     Command("cache", "show what the result cache holds, or forget it"),
+    Command("serve", "start `vllm serve` with the controls of a level, and wait until it is ready"),
     Command("model", "fetch the demo model, list the models on this machine, digest one"),
 )
 _EPILOG = """exit codes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -35,11 +36,29 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `UsageError` with a hint instead of exiting."""
+    """An argument parser that raises `UsageError` with a hint instead of exiting.
+
+    Attributes
+    ----------
+    tail
+        Where the words after ``--`` go, unread; "" where they are arguments like others.
+    """
+
+    tail = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, with the words after ``--`` set aside where they have a place of their own."""
+        if not self.tail:
+            return super().parse_args(args, namespace)
+        words = list(sys.argv[1:] if args is None else args)
+        end = words.index("--") if "--" in words else len(words)
+        found = super().parse_args(words[:end], namespace)
+        setattr(found, self.tail, words[end + 1 :])
+        return found
 
     def error(self, message: str) -> NoReturn:
         """Raise the error on one line, with the nearest option where one was mistyped."""

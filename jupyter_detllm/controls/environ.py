@@ -58,7 +58,7 @@ class EnvControl:
     platform
         Where it is read; None means everywhere.
     engines
-        Engines that read it (``vllm``), or ``any``.
+        Engines that read it (``vllm``; ``serve`` for a server of ours), or ``any``.
     precedes
         The event before which it must be set.
     why, evidence
@@ -117,6 +117,8 @@ _REPEATABLE = frozenset({Level.REPEATABLE, Level.INVARIANT})
 _INVARIANT = frozenset({Level.INVARIANT})
 _NONE: frozenset[Level] = frozenset()
 _VLLM = ("vllm",)
+_SERVED = ("vllm", "serve")
+"""Read by an engine in this process, and by one that `jupyter detllm serve` starts."""
 
 ENV_CONTROLS: tuple[EnvControl, ...] = (
     EnvControl(
@@ -146,7 +148,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         "1",
         _ALL,
         Platform.CPU,
-        _VLLM,
+        _SERVED,
         Event.VLLM_IMPORT,
         "The one function vLLM compiles for logprobs runs as written: no compile cache to "
         "depend on, no C++ compiler needed, 12 s saved. Your own torch.compile is off as well.",
@@ -169,7 +171,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         "0",
         _INVARIANT,
         Platform.CPU,
-        _VLLM,
+        _SERVED,
         Event.ENGINE_START,
         "Splitting the KV range by free threads makes a result depend on the size of the batch.",
         "Measured on CPU: with it off, batches of any composition gave 12 of 12 equal logprobs.",
@@ -179,7 +181,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         "1",
         _INVARIANT,
         Platform.CUDA,
-        _VLLM,
+        _SERVED,
         Event.VLLM_IMPORT,
         "vLLM replaces the kernels whose result depends on the size of the batch.",
         "Measured on an H200 with TRITON_ATTN: no difference in any batch composition.",
@@ -190,7 +192,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         "0",
         _REPEATABLE,
         Platform.CUDA,
-        _VLLM,
+        _SERVED,
         Event.ENGINE_START,
         "FlashInfer's sampler draws in another way than the seeded one.",
         "Reported: vLLM issue 51187.",

