@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.canonical import Json
@@ -13,12 +13,15 @@ from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.kernel.live import verdict_line
 from jupyter_detllm.kernel.shown import shown_text
 from jupyter_detllm.kernel.status import engine_line
+from jupyter_detllm.render.metrics import kernel_line, warnings
+from jupyter_detllm.render.metrics_plot import Plot, plot_of
 from jupyter_detllm.render.visible import clip, visible
 
 if TYPE_CHECKING:
     from jupyter_detllm.invariance.selftest import Row
     from jupyter_detllm.kernel.ledger import Emitted
     from jupyter_detllm.kernel.session import Session
+    from jupyter_detllm.metering.log import Metrics
 
 __all__ = ["CellRow", "Content", "FieldRow", "content_of"]
 
@@ -78,6 +81,9 @@ class Content:
         The fingerprint's digest.
     fields, cells
         The fingerprint by group; the stamped cells.
+    metrics, plot
+        What generating has cost, one line each, and over the cells: of this run only, so
+        the widget shows it, and no text or HTML that is saved.
     """
 
     heading: str
@@ -87,15 +93,19 @@ class Content:
     digest: str
     fields: tuple[FieldRow, ...]
     cells: tuple[CellRow, ...]
+    metrics: tuple[str, ...] = ()
+    plot: Plot | None = None
 
     def to_json(self) -> dict[str, Json]:
-        """Return the same as JSON: texts and lists of them only."""
-        return asdict(self)
+        """Return the same as JSON: every value is text."""
+        plot = None if self.plot is None else self.plot.to_json()
+        return {**asdict(replace(self, plot=None)), "plot": plot}
 
 
 def content_of(session: Session) -> Content:
     """Return the content for a session as it is now."""
     fingerprint = session.fingerprint()
+    metrics = session.metrics.snapshot()
     return Content(
         heading=_heading(session),
         engine=_text(engine_line(session)),
@@ -104,6 +114,8 @@ def content_of(session: Session) -> Content:
         digest=str(fingerprint.digest),
         fields=_fields(fingerprint),
         cells=tuple(_cell(entry) for entry in session.ledger.entries()),
+        metrics=_metrics(metrics),
+        plot=plot_of(metrics),
     )
 
 
@@ -131,6 +143,13 @@ def _self_test(session: Session) -> tuple[str, ...]:
 def _composition(row: Row) -> str:
     difference = f"; {row.first}" if row.first else ""
     return f"{row.composition}: {row.bitwise} of {row.completions} equal{difference}"
+
+
+def _metrics(metrics: Metrics) -> tuple[str, ...]:
+    if not metrics.cells:
+        return ()
+    over = (f"warning: {text}" for text in warnings(metrics))
+    return tuple(_text(line) for line in (kernel_line(metrics), *over))
 
 
 def _late(session: Session) -> tuple[str, ...]:

@@ -20,6 +20,28 @@ function make(tag, text = "", attributes = {}) {
   return node;
 }
 
+// Shapes as Python computed them, and nothing that is no shape.
+const SHAPE = /^(polyline|line|circle|text)$/;
+const DRAWN = /^((stroke|font|text)-\w+|stroke|fill|opacity|points|c?[xy]|[xy][12]|r)$/;
+
+function drawn(tag, attributes, text) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of attributes) node.setAttribute(name, value);
+  if (tag === "text" || tag === "title") node.textContent = text;
+  else if (text) node.append(drawn("title", [], text));
+  return node;
+}
+
+function drawing({ width, height, alt, shapes }) {
+  const box = { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": alt };
+  const found = drawn("svg", Object.entries(box), "");
+  for (const { tag, attributes, text } of list(shapes)) {
+    const kept = Object.entries(attributes).filter(([name]) => DRAWN.test(name));
+    if (SHAPE.test(tag)) found.append(drawn(tag, kept, text));
+  }
+  return found;
+}
+
 function list(value) {
   return Array.isArray(value) ? value : [];
 }
@@ -47,6 +69,7 @@ class Panel {
     this.top = make("div");
     this.status = make("p", "", { role: "status" });
     this.cells = make("div");
+    this.metrics = make("div");
     this.fields = make("div");
     this.opened = new Set();
     this.search = make("input", "", { type: "search", autocomplete: "off", spellcheck: "false" });
@@ -56,7 +79,7 @@ class Panel {
     this.count = make("span", "", { "aria-live": "polite" });
     const line = make("p");
     line.append(label, this.count);
-    this.root.append(this.top, this.cells, this.status, line, this.fields);
+    this.root.append(this.top, this.cells, this.status, this.metrics, line, this.fields);
     el.append(this.root);
     this.show();
   }
@@ -78,6 +101,7 @@ class Panel {
       : null;
     this.showTop();
     this.showCells();
+    this.showMetrics();
     this.showFields();
     this.filter();
     const buttons = [...this.root.querySelectorAll("button")];
@@ -125,6 +149,13 @@ class Panel {
       ask("Accept all", "Make every present generation its cell's reference", "detllm:accept-all"),
     );
     this.cells.replaceChildren(...parts, buttons);
+  }
+
+  showMetrics() {
+    const lines = list(this.data("metrics")).map((text) => make("p", text));
+    if (lines.length) lines.unshift(make("h3", "Metrics of this run"));
+    if (this.data("plot")) lines.push(drawing(this.data("plot")));
+    this.metrics.replaceChildren(...lines);
   }
 
   cellRow(cell) {
