@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jupyter_detllm.cli._caching import add_cache, cache_line, inner_place, kept_before
 from jupyter_detllm.cli._engines import catch_termination
 from jupyter_detllm.cli._options import Parser, add_json
 from jupyter_detllm.cli._output import notice, write, write_json
@@ -17,7 +18,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from jupyter_detllm.serving.plan import ServePlan
+    from jupyter_detllm.serving.plan import Place, ServePlan
     from jupyter_detllm.serving.process import Server
 
 __all__ = ["HELP", "NAME", "configure", "planned", "run"]
@@ -52,12 +53,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="longest wait until it is ready (default 900)",
     )
+    add_cache(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_json(parser)
 
 
-def planned(args: argparse.Namespace, state: Path) -> ServePlan:
+def planned(args: argparse.Namespace, state: Path, outer: Place) -> ServePlan:
     """Return what a command line asks for; nothing is started.
+
+    `outer` is where clients ask; with `--cache` the server itself listens elsewhere.
 
     Raises
     ------
@@ -67,7 +71,6 @@ def planned(args: argparse.Namespace, state: Path) -> ServePlan:
     from jupyter_detllm.core.seeds import MAX_SEED
     from jupyter_detllm.models import resolve_model
     from jupyter_detllm.serving.plan import plan_server
-    from jupyter_detllm.serving.process import free_place
 
     if not 0 <= args.seed <= MAX_SEED:
         raise UsageError(f"the seed {args.seed} is out of range", expected="0 to 2**63 - 1")
@@ -75,7 +78,7 @@ def planned(args: argparse.Namespace, state: Path) -> ServePlan:
         resolve_model(args.model),
         Level(args.level),
         args.vllm,
-        free_place(args.host, args.port),
+        inner_place(args, outer),
         seed=args.seed,
         environ=os.environ,
         state=state,
@@ -87,20 +90,23 @@ def run(args: argparse.Namespace) -> int:
     catch_termination()
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     from jupyter_detllm.engines._vllm_logs import open_log
-    from jupyter_detllm.serving.process import started
+    from jupyter_detllm.serving.process import free_place, started
     from jupyter_detllm.verify.engine_start import model_identity
 
     with tempfile.TemporaryDirectory(prefix="detllm-serve-") as folder:
         state = Path(folder)
-        plan = planned(args, state)
+        outer = free_place(args.host, args.port)
+        plan = planned(args, state, outer)
         identity = model_identity(args.model)
         path, log = open_log()
         with log, started(plan, identity, log, path, state) as server:
             _say(args, f"starting vllm serve; its log is {path}")
             server.wait_ready(args.start_timeout)
-            _tell(args, server, _shown_test(args, plan))
+            test = _shown_test(args, plan)
             try:
-                code = server.wait()
+                with kept_before(args, plan, outer, notice) as url:
+                    _tell(args, server, url, test)
+                    code = server.wait()
             except KeyboardInterrupt:
                 _say(args, "ending the server")
                 return 0
@@ -122,7 +128,7 @@ def _shown_test(args: argparse.Namespace, plan: ServePlan) -> str:
     return proven(plan, lambda text: _say(args, text))
 
 
-def _tell(args: argparse.Namespace, server: Server, test: str) -> None:
+def _tell(args: argparse.Namespace, server: Server, url: str, test: str) -> None:
     """Print where it is and what was set."""
     from jupyter_detllm.serving.options import flags
 
@@ -132,7 +138,7 @@ def _tell(args: argparse.Namespace, server: Server, test: str) -> None:
     if args.json:
         write_json(
             {
-                "url": plan.place.url,
+                "url": url,
                 "model": plan.served,
                 "level": plan.level.value,
                 "method": method,
@@ -140,16 +146,18 @@ def _tell(args: argparse.Namespace, server: Server, test: str) -> None:
                 "variables": dict(plan.set_here),
                 "options": list(options),
                 "log": str(server.log),
+                "cache": bool(args.cache),
             }
         )
     else:
         how = f" ({method})" if method else ""
-        lines = [f"serving {plan.served} at {plan.place.url}, level {plan.level}{how}"]
+        lines = [f"serving {plan.served} at {url}, level {plan.level}{how}"]
         lines += [f"  self-test  {test}"] if test else []
         lines.append(f"  variables  {' '.join(f'{n}={v}' for n, v in plan.set_here.items())}")
         lines += [f"  options    {' '.join(options)}"] if options else []
         lines.append(f"  log        {server.log}")
-        lines.append(f"  notebook   %detllm use {plan.place.url}")
+        lines += [f"  cache      {cache_line(plan)}"] if args.cache else []
+        lines.append(f"  notebook   %detllm use {url}")
         lines.append("  end it with Ctrl-C")
         write("\n".join(lines))
     sys.stdout.flush()

@@ -1,0 +1,260 @@
+"""One request after another: answered out of the cache, asked once for all, or passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_detllm.cache.results import is_sampled
+from jupyter_detllm.cache.store import TextStore
+from jupyter_detllm.core.canonical import Digest
+from jupyter_detllm.engines._remote_facts import RECORD_PATH
+from jupyter_detllm.errors import StampError
+from jupyter_detllm.serving.answers import (
+    Answer,
+    answer_key,
+    comparable,
+    read_answer,
+    server_scope,
+)
+
+__all__ = ["HEADER", "AnswerCache", "Relay"]
+
+HEADER = "x-detllm-cache"
+_MOST_BODY = 1 << 30
+_HOP = {
+    "connection",
+    "content-length",
+    "host",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+}
+_FRESH = ("no-cache", "no-store")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCache:
+    """Where answers are kept, and what they depend on besides the request.
+
+    Attributes
+    ----------
+    store
+        The kept answers.
+    scope
+        What that is, where the server does not tell it at its record's address.
+    sample
+        Share of the hits that are generated again and compared.
+    """
+
+    store: TextStore
+    scope: Mapping[str, str | None] = field(default_factory=dict)
+    sample: float = 0.0
+
+
+class Relay:
+    """What stands between clients and one server; lives in one event loop.
+
+    Parameters
+    ----------
+    inner_url
+        The server's address.
+    cache
+        Where answers are kept.
+    say
+        Called with a line when a kept answer turns out to be wrong.
+    """
+
+    def __init__(self, inner_url: str, cache: AnswerCache, say: Callable[[str], None]) -> None:
+        self._inner = inner_url.rstrip("/")
+        self._cache = cache
+        self._say = say
+        self._asked: dict[Digest, asyncio.Task[tuple[Answer, str]]] = {}
+        self._facts: Mapping[str, str | None] = {}
+        self._client: Any = None
+
+    async def start(self, host: str, port: int) -> tuple[Any, int]:
+        """Listen; return the runner, to be cleaned up, and the port."""
+        from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+
+        self._client = ClientSession(
+            connector=TCPConnector(limit=0),
+            timeout=ClientTimeout(total=None, sock_connect=10),
+            auto_decompress=False,
+        )
+        app = web.Application(client_max_size=_MOST_BODY)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        # A client that goes away ends what it asked for, except where others wait for it.
+        runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, auto_decompress=False
+        )
+        try:
+            await runner.setup()
+            await web.TCPSite(runner, host, port).start()
+        except BaseException:
+            await runner.cleanup()
+            await self.close()
+            raise
+        return runner, int(runner.addresses[0][1])
+
+    async def close(self) -> None:
+        """End what is under way."""
+        for task in list(self._asked.values()):
+            task.cancel()
+        await self._client.close()
+
+    async def _handle(self, request: Any) -> Any:
+        body = await request.read()
+        key = await self._key(request, body) if request.method == "POST" else None
+        try:
+            if key is None:
+                return await self._pass_on(request, body)
+            answer, how = await self._answer(key, request, body)
+        except _failures() as error:
+            return self._unreachable(error)
+        return _response(answer, how)
+
+    async def _key(self, request: Any, body: bytes) -> Digest | None:
+        shown = [request.headers.get(name, "") for name in ("Authorization", "X-API-Key")]
+        fresh = request.headers.get("Cache-Control", "").lower()
+        if request.query_string or any(word in fresh for word in _FRESH):
+            return None
+        path = request.path
+        if answer_key({}, path, body, "") is None:
+            return None
+        scope = self._cache.scope or await self._server()
+        # A server that does not say what it is has no kept answers.
+        return answer_key(scope, path, body, json.dumps(shown)) if scope else None
+
+    async def _server(self) -> Mapping[str, str | None]:
+        """Return what the server says that it is, {} where it does not; asked until it does."""
+        if not self._facts:
+            try:
+                async with self._client.get(self._inner + RECORD_PATH) as response:
+                    self._facts = server_scope(await response.read())
+            except _failures():
+                return {}
+        return self._facts
+
+    async def _answer(self, key: Digest, request: Any, body: bytes) -> tuple[Answer, str]:
+        store = self._cache.store
+        kept = await asyncio.to_thread(store.get, key)
+        before = None
+        if kept is not None:
+            try:
+                before = read_answer(key, kept.value)
+            except StampError:
+                await asyncio.to_thread(store.drop, key)
+        uses = 0 if kept is None else kept.uses
+        if before is not None and not is_sampled(key, uses, self._cache.sample):
+            await asyncio.to_thread(store.count, hits=1)
+            return before, "hit"
+        task = self._asked.get(key)
+        if task is not None:
+            answer, _ = await asyncio.shield(task)
+            return answer, "coalesced"
+        headers = {**_passed_headers(request), "Accept-Encoding": "identity"}
+        task = asyncio.create_task(self._ask(key, headers, request.path, body, before))
+        self._asked[key] = task
+        task.add_done_callback(lambda _: self._asked.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def _ask(
+        self, key: Digest, headers: dict[str, str], path: str, body: bytes, before: Answer | None
+    ) -> tuple[Answer, str]:
+        """Ask the server; keep the answer, or compare it with the one that was kept."""
+        url = self._inner + path
+        async with self._client.post(
+            url, data=body, headers=headers, allow_redirects=False
+        ) as response:
+            answer = Answer(response.status, await response.read(), _passed_headers(response))
+        value = answer.to_kept(key)
+        if value is None:
+            return answer, "miss"
+        if before is None:
+            await asyncio.to_thread(self._keep, key, value)
+            return answer, "miss"
+        return answer, await asyncio.to_thread(self._verified, key, before, answer)
+
+    def _keep(self, key: Digest, value: str) -> None:
+        self._cache.store.put(key, value)
+        self._cache.store.count(generated=1)
+
+    def _verified(self, key: Digest, before: Answer, answer: Answer) -> str:
+        store = self._cache.store
+        if comparable(before) == comparable(answer):
+            store.count(generated=1, verified=1)
+            return "verified"
+        store.drop(key)
+        store.count(generated=1, verified=1, mismatches=1)
+        self._say(
+            f"MISMATCH: the kept answer {key.short} was generated again and came out otherwise; "
+            "it is dropped, the fresh one was given"
+        )
+        return "mismatch"
+
+    async def _pass_on(self, request: Any, body: bytes) -> Any:
+        from aiohttp import web
+        from yarl import URL
+
+        url = URL(self._inner + request.raw_path, encoded=True)
+        async with self._client.request(
+            request.method,
+            url,
+            data=body or None,
+            headers=_passed_headers(request),
+            allow_redirects=False,
+        ) as upstream:
+            headers = _passed_headers(upstream)
+            length = upstream.headers.get("Content-Length")
+            if length is not None:
+                headers["Content-Length"] = length
+            out = web.StreamResponse(
+                status=upstream.status, reason=upstream.reason, headers=headers
+            )
+            await out.prepare(request)
+            try:
+                async for chunk in upstream.content.iter_any():
+                    await out.write(chunk)
+                await out.write_eof()
+            except _failures():
+                # Begun and not finished: the client must not take it for the whole.
+                if request.transport is not None:
+                    request.transport.abort()
+            return out
+
+    def _unreachable(self, error: Exception) -> Any:
+        from aiohttp import web
+
+        self._facts = {}
+        message = f"the server behind the cache cannot be reached ({type(error).__name__})"
+        body = {"error": {"message": message, "type": "upstream_error", "code": 502}}
+        return web.json_response(body, status=502)
+
+
+def _response(answer: Answer, how: str) -> Any:
+    from aiohttp import web
+
+    headers = {**answer.headers, HEADER: how}
+    return web.Response(status=answer.status, body=answer.body, headers=headers)
+
+
+def _failures(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return what a connection that fails raises, and `more`."""
+    from aiohttp import ClientError
+
+    return (OSError, ClientError, *more)
+
+
+def _passed_headers(message: Any) -> dict[str, str]:
+    """Return the headers that are not about one connection only."""
+    named = message.headers.get("Connection", "").lower().split(",")
+    gone = _HOP | {name.strip() for name in named}
+    return {k: v for k, v in message.headers.items() if k.lower() not in gone}
