@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from jupyter_detllm.core.batches import same_batches
 from jupyter_detllm.core.canonical import Digest
 from jupyter_detllm.core.evidence import MarginClass, TokenEvidence
 from jupyter_detllm.core.generation import Generation, GenerationRequest
@@ -272,6 +273,6 @@ def compare_calls(reference: Sequence[Call], actual: Sequence[Call]) -> Comparis
         tuple(pairs),
         tuple(digest for digest, count in left if (digest, count) not in right),
         tuple(digest for digest, count in right if (digest, count) not in left),
-        [call.batch for call in reference] == [call.batch for call in actual],
+        same_batches(reference, actual),
         sum(len(call.cached) for call in actual),
     )

@@ -244,6 +244,7 @@ def _books() -> dict[str, dict[str, Any]]:
     twice = tried(old, [0], ["A new pond."])
     retried, _ = promote(notebook(stamped_cell(source, twice)), Update.NEW)
     other_way = tried(old, [0], ["A newer pond."])
+    new_first = tried(new, [0], ["A newer pond."])
     torn = replace(twice, calls=twice.calls[1:])
     torn_book = notebook(stamped_cell(source, torn))
     later = json.loads(json.dumps(done))
@@ -266,6 +267,7 @@ def _books() -> dict[str, dict[str, Any]]:
         "two tries, re-run, equal": with_actual(retried, 1, twice),
         "two tries, re-run, the second drifted": with_actual(retried, 1, other_way),
         "two tries, re-run, the first was as expected": with_actual(retried, 1, old),
+        "two tries, re-run, the first drifted": with_actual(retried, 1, new_first),
         "a second try without its first": torn_book,
         "a first stamp, from the cache": notebook(stamped_cell(source, hit)),
         "re-run, from the cache, equal": with_actual(done, 2, hit),

@@ -168,6 +168,47 @@ function weakest(pairs: readonly IPair[]): EvidenceState {
   return states.has('absent') ? 'absent' : states.has('differs') ? 'differs' : 'bitwise';
 }
 
+/** Each call with the tries that follow it. */
+function chains(calls: readonly ICall[]): ICall[][] {
+  const found: ICall[][] = [];
+  for (const call of calls) {
+    if (found.length && call.attempt !== null && call.attempt.number > 1) {
+      found[found.length - 1].push(call);
+    } else {
+      found.push([call]);
+    }
+  }
+  return found;
+}
+
+/** Whether every call had the same requests; `core/batches.py` in the browser. */
+function sameBatches(reference: readonly ICall[], actual: readonly ICall[]): boolean {
+  const batches = (calls: readonly ICall[]) => JSON.stringify(calls.map(batchOf));
+  if (batches(reference) === batches(actual)) {
+    return true;
+  }
+  const left = chains(reference);
+  const right = chains(actual);
+  return left.length === right.length && left.every((chain, i) => sameChain(chain, right[i]));
+}
+
+function batchOf(call: ICall): string {
+  return JSON.stringify(call.requests.map(request => request.digest));
+}
+
+function sameChain(left: readonly ICall[], right: readonly ICall[]): boolean {
+  for (let i = 0; i < Math.max(left.length, right.length); i++) {
+    if (i >= left.length || i >= right.length || batchOf(left[i]) !== batchOf(right[i])) {
+      return false;
+    }
+    // Another next try is no cause then, but a consequence.
+    if (left[i].attempt !== null && left[i].digest !== right[i].digest) {
+      return true;
+    }
+  }
+  return true;
+}
+
 /** Compare all calls of a cell; requests are matched by digest and occurrence. */
 export function compareCalls(reference: readonly ICall[], actual: readonly ICall[]): IComparison {
   const left = indexed(reference);
@@ -185,14 +226,12 @@ export function compareCalls(reference: readonly ICall[], actual: readonly ICall
     }
   }
   const extra = [...right.keys()].filter(key => !left.has(key)).length;
-  const batches = (calls: readonly ICall[]) =>
-    JSON.stringify(calls.map(call => call.requests.map(request => request.digest)));
   const gaps = pairs.flatMap(pair => (pair.gap === null ? [] : [pair.gap]));
   return {
     pairs,
     missing,
     extra,
-    batchEqual: batches(reference) === batches(actual),
+    batchEqual: sameBatches(reference, actual),
     cached: actual.reduce((sum, call) => sum + call.cached.length, 0),
     complete: !missing && !extra,
     nested: pairs.length > 0 && !(missing && extra),
