@@ -66,7 +66,7 @@ def from_line(text: str, namespace: Mapping[str, object], line: str) -> Expectat
         For what is none of these.
     """
     if not text.startswith("@"):
-        if text not in line:
+        if not _stands_in(text, line):
             raise UsageError(
                 "--expect: a backslash or quote of the pattern was taken for the line's own",
                 fix=r"single quotes around it: --expect '\d+'",
@@ -78,6 +78,12 @@ def from_line(text: str, namespace: Mapping[str, object], line: str) -> Expectat
             raise UsageError(f"--expect: there is no variable {name!r:.60}")
         return expectation_of(namespace[name])
     return _schema(_read(Path(name)))
+
+
+def _stands_in(text: str, line: str) -> bool:
+    """Tell whether a line holds a value as it was read: quoted, or a word of its own."""
+    word = rf"(?:^|[\s=]){re.escape(text)}(?:\s|$)"
+    return f"'{text}'" in line or f'"{text}"' in line or re.search(word, line) is not None
 
 
 def _read(path: Path) -> object:
