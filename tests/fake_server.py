@@ -27,6 +27,7 @@ from jupyter_detllm.core.generation import (
 )
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.seeds import prompt_digest
+from jupyter_detllm.engines._vllm_evidence import byte_alphabet
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
 from jupyter_detllm.engines.fake import FakeEngine
 from jupyter_detllm.errors import DetLLMError
@@ -109,6 +110,13 @@ class FakeServer:
             prompt = Prompt(PromptKind.TEXT, text=body["prompt"])
         return self.engine.resolve(prompt, SamplingOptions()).token_ids
 
+    def bytes_of(self, token: int) -> bytes:
+        return self.engine._tokenizer.token_bytes(token)
+
+    def piece(self, token: int) -> str:
+        spelled = {byte: character for character, byte in byte_alphabet().items()}
+        return "".join(spelled[byte] for byte in self.bytes_of(token))
+
     def generate(self, body: Mapping[str, Any]) -> Generation:
         ids = tuple(body["prompt"])
         names = {n: body[n] for n in Sampling.__slots__ if n in body}
@@ -140,7 +148,8 @@ class FakeServer:
         found = self.generate(body)
         deltas, decoder = [], codecs.getincrementaldecoder("utf-8")("replace")
         for position in range(len(found.token_ids)):
-            deltas.append(decoder.decode(found.token_bytes(position)))
+            last = position == len(found.token_ids) - 1
+            deltas.append(decoder.decode(found.token_bytes(position), final=last))
         step = self.several
         for start in range(0, len(deltas), step):
             ids = list(found.token_ids[start : start + step])
@@ -221,7 +230,14 @@ class _Handler(BaseHTTPRequestHandler):
             "/health": {},
         }.get(path)
         if path == "/tokenize":
-            found = {"tokens": list(state.tokens(body)), "max_model_len": 4096}
+            ids = list(state.tokens(body))
+            found = {"tokens": ids, "max_model_len": 4096}
+            if body.get("return_token_strs"):
+                found["token_strs"] = [state.piece(token) for token in ids]
+        if path == "/detokenize":
+            found = {
+                "prompt": b"".join(map(state.bytes_of, body["tokens"])).decode("utf-8", "replace")
+            }
         return (404, {"detail": "Not Found"}) if found is None else (200, found)
 
     def _send(self, status: int, data: Any, headers: Mapping[str, str] = {}) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from jupyter_detllm.cli._engines import INTERRUPTED, add_permissions, permissions_of, working
 from jupyter_detllm.cli._options import add_notebooks, add_verifying
 from jupyter_detllm.cli._verifying import check_outputs, deliver, policy_of
+from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.report import parse_accept
+
+if TYPE_CHECKING:
+    from jupyter_detllm.verify.engine_choice import Chooser
 
 __all__ = ["HELP", "NAME", "configure", "run"]
 
@@ -19,6 +24,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add_notebooks(parser)
     add_permissions(parser)
+    parser.add_argument(
+        "--engine",
+        metavar="URL",
+        help="send everything to this server (`vllm serve`) and compare, whatever it was recorded "
+        "with",
+    )
+    parser.add_argument(
+        "--served-model", metavar="NAME", default="", help="which of the server's models"
+    )
     add_verifying(parser)
 
 
@@ -28,7 +42,26 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args, args.notebooks)
     from jupyter_detllm.verify.replay import replay_paths
 
+    choose = _server(args)
     with working(args) as bar:
-        done = replay_paths(args.notebooks, policy, accept, allowed, watcher=bar)
+        done = replay_paths(args.notebooks, policy, accept, allowed, watcher=bar, choose=choose)
     code = deliver(done.report, args)
     return INTERRUPTED if done.interrupted else code
+
+
+def _server(args: argparse.Namespace) -> Chooser | None:
+    """Return what sends everything to the server that is named, None where none is.
+
+    Raises
+    ------
+    UsageError
+        For what is no address, or holds credentials.
+    """
+    if args.engine is None:
+        if args.served_model:
+            raise UsageError("--served-model goes with --engine URL")
+        return None
+    from jupyter_detllm.engines._remote_address import Address
+    from jupyter_detllm.verify.engine_choice import on_server
+
+    return on_server(Address.parse(args.engine).base, args.served_model)

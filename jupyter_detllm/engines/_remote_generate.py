@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jupyter_detllm.core.evidence import EVIDENCE_K
 from jupyter_detllm.core.generation import Generation, Sampling
-from jupyter_detllm.engines._vllm_evidence import byte_offsets, evidence_of
+from jupyter_detllm.engines._vllm_evidence import evidence_of
 from jupyter_detllm.engines._vllm_run import Job
 from jupyter_detllm.errors import EngineError
 
@@ -54,8 +54,10 @@ class Transcript:
 
     Attributes
     ----------
-    token_ids, deltas
-        Tokens, and the text that came with each.
+    token_ids, texts
+        Tokens, and the text piece by piece as it came.
+    offsets
+        Where in the text each token starts, found afterwards.
     logprobs
         Per token: id to logprob, of the chosen one and the most likely ones.
     finish_reason
@@ -69,8 +71,9 @@ class Transcript:
     """
 
     token_ids: list[int] = field(default_factory=list)
-    deltas: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     logprobs: list[dict[int, _Logprob]] = field(default_factory=list)
+    offsets: tuple[int, ...] = ()
     finish_reason: str | None = None
     prompt_ids: tuple[int, ...] | None = None
     cached_tokens: int = 0
@@ -79,7 +82,7 @@ class Transcript:
     @property
     def text(self) -> str:
         """The text so far."""
-        return "".join(self.deltas)
+        return "".join(self.texts)
 
     def add(self, event: Mapping[str, Any]) -> int:
         """Take one event; return how many tokens it brought.
@@ -105,13 +108,10 @@ class Transcript:
             raise EngineError(
                 "the server returns no token ids", expected="`vllm serve` 0.25 or later"
             )
+        self.texts.append(text)
         if ids:
-            # Several tokens in one event: their text stands with the last.
-            self.deltas += [""] * (len(ids) - 1) + [text]
             self.token_ids += ids
             self.logprobs += _entries(choice.get("logprobs"), len(ids))
-        elif text and self.deltas:
-            self.deltas[-1] += text
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
     def generation(self, job: Job, sampling: Sampling) -> Generation:
@@ -138,7 +138,7 @@ class Transcript:
             ids,
             self.finish_reason,
             text,
-            byte_offsets(self.deltas, [None] * len(ids), text),
+            self.offsets,
             evidence_of(ids, self.logprobs),
         )
 

@@ -11,6 +11,7 @@ from jupyter_detllm.core.generation import Generation, GenerationRequest
 from jupyter_detllm.engines._remote_facts import ServerFacts
 from jupyter_detllm.engines._remote_generate import COMPLETIONS, Transcript, body_of, read_stream
 from jupyter_detllm.engines._remote_http import Connection
+from jupyter_detllm.engines._remote_pieces import Pieces
 from jupyter_detllm.engines._vllm_generate import jobs_of
 from jupyter_detllm.engines._vllm_run import Job
 from jupyter_detllm.engines.base import Progress, ProgressCallback, RunStats
@@ -39,13 +40,14 @@ class Run:
         self,
         server: Connection,
         facts: ServerFacts,
+        pieces: Pieces,
         most: int,
         requests: Sequence[GenerationRequest],
     ) -> None:
         self.jobs = jobs_of(requests)
         self.tally = Tally(len(self.jobs), len(requests))
         self._server, self._facts, self._requests = server, facts, requests
-        self._most = most
+        self._most, self._pieces = most, pieces
 
     async def all(self) -> list[Transcript]:
         """Return what came of each job; the first failure cancels the others."""
@@ -65,6 +67,8 @@ class Run:
             found = await self._server.stream(
                 COMPLETIONS, body, lambda events: read_stream(events, self.tally.add)
             )
+        ended = found.finish_reason == "stop"
+        found.offsets = await self._pieces.offsets(found.token_ids, found.text, ended=ended)
         self.tally.done += 1
         return found
 

@@ -21,6 +21,7 @@ from jupyter_detllm.engines._remote_generate import Transcript
 from jupyter_detllm.engines._remote_http import Connection
 from jupyter_detllm.engines._remote_loop import Background
 from jupyter_detllm.engines._remote_options import RemoteOptions, check_sampling
+from jupyter_detllm.engines._remote_pieces import Pieces
 from jupyter_detllm.engines._remote_run import Run, shown, stats_of
 from jupyter_detllm.engines._vllm_generate import check_requests
 from jupyter_detllm.engines._vllm_sampling import fit_length, resolve_sampling
@@ -90,6 +91,7 @@ class VLLMRemoteEngine:
         except BaseException:
             self.shutdown()
             raise
+        self._pieces = Pieces(self._server, self._facts.served)
         proven = self._facts.method != OFF
         levels = (Level.SEEDED, Level.INVARIANT) if proven else (Level.SEEDED,)
         self.capabilities = Capabilities(levels=levels)
@@ -154,7 +156,7 @@ class VLLMRemoteEngine:
         if not requests:
             return GenerationResult((), RunStats())
         start = time.perf_counter()
-        run = Run(self._server, self._facts, self._most, requests)
+        run = Run(self._server, self._facts, self._pieces, self._most, requests)
         tick = shown(run.tally, progress, start)
         transcripts = self._loop.run(run.all(), tick)
         if tick is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.verify.engine_start import FAKE, VLLM, Modifiers
+from jupyter_detllm.verify.engine_start import FAKE, VLLM, VLLM_SERVER, Modifiers
 
 __all__ = ["ENGINES", "ROWS", "Row", "Settings", "settings_of"]
 
@@ -165,7 +165,8 @@ def settings_of(
     values = fingerprint.numerics
     name = values.get("engine.name")
     if name not in ENGINES:
-        return None, (f"it was recorded with the engine {_shown(name)}, which is not run here",)
+        way = ": --engine URL sends it to one" if name == VLLM_SERVER else ", which is not run here"
+        return None, (f"it was recorded with the engine {_shown(name)}{way}",)
     options: dict[str, FieldValue] = {}
     reasons = []
     for row in ROWS:

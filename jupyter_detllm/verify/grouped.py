@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from jupyter_detllm.core.generation import Generation
+from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.errors import DetLLMError
+from jupyter_detllm.verify.engine_start import VLLM_SERVER
 from jupyter_detllm.verify.job import Circumstances, Job, JobBatch, Listener, Scores, Task
 from jupyter_detllm.verify.plan import Group, Plan
 
@@ -149,10 +151,12 @@ def job_of(group: Group, task: Task) -> Job:
         JobBatch(batch.requests, tuple(_numbered(batch.recorded)) if score else ())
         for batch in group.batches
     )
+    # What a server promises is not the question here: what it answers is compared.
+    level = Level.SEEDED if settings.engine == VLLM_SERVER else group.level
     return Job(
         task,
         settings.engine,
-        EngineSpec(group.model, group.level, dict(settings.options), group.root_seed),
+        EngineSpec(group.model, level, dict(settings.options), group.root_seed),
         settings.modifiers,
         group.identity,
         tuple(batches),

@@ -17,6 +17,7 @@ from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt
 from jupyter_detllm.core.seeds import prompt_digest
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import (
+    Elsewhere,
     Engine,
     EngineSpec,
     Progress,
@@ -25,6 +26,7 @@ from jupyter_detllm.engines.base import (
     TokenScore,
 )
 from jupyter_detllm.errors import EngineError, RequestError, UsageError
+from jupyter_detllm.verify.engine_choice import known_of
 from jupyter_detllm.verify.engine_start import (
     VLLM,
     Modifiers,
@@ -141,7 +143,8 @@ def run_job(job: Job, listener: Listener) -> None:
     try:
         engine = running.engine
         model = engine.model()
-        if model.digests() != job.identity.digests():
+        known = known_of(model, job.identity) if isinstance(engine, Elsewhere) else model
+        if known.digests() != job.identity.digests():
             listener.other_model(model)
             listener.finished()
             return

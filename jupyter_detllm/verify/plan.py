@@ -7,17 +7,16 @@ One group is one engine start. A recorded call stays one call, except at the lev
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from jupyter_detllm.core.generation import Generation, GenerationRequest
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView, check_cell
 from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp, source_digest
 from jupyter_detllm.core.verdict import Facts, Outcome, decide
-from jupyter_detllm.models.adapter import ADAPTER_OPTION
-from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.verify.engine_settings import Settings, settings_of
-from jupyter_detllm.verify.engine_start import FAKE
+from jupyter_detllm.verify.engine_choice import Chooser
+from jupyter_detllm.verify.engine_settings import Settings
+from jupyter_detllm.verify.engine_start import VLLM
 from jupyter_detllm.verify.limits import excess
 
 __all__ = ["FREE_BATCH", "Batch", "Group", "Key", "Place", "Plan", "PlannedCell", "plan_replay"]
@@ -140,12 +139,7 @@ class _Recorded:
 
 
 def plan_replay(
-    notebooks: Sequence[Iterable[CellView]],
-    models: Mapping[str, str],
-    platform: Platform,
-    *,
-    adapters: Mapping[str, str] | None = None,
-    recorded: bool = False,
+    notebooks: Sequence[Iterable[CellView]], choose: Chooser, *, recorded: bool = False
 ) -> Plan:
     """Group the recorded requests of notebooks; settle what no engine is needed for.
 
@@ -153,12 +147,8 @@ def plan_replay(
     ----------
     notebooks
         The cells of each notebook.
-    models
-        Recorded model name to what is loaded for it: what the user allows.
-    platform
-        Where the engines are going to run.
-    adapters
-        Digest of each LoRA adapter that the user allows, to its folder.
+    choose
+        Says which engine a stamp's requests are sent to.
     recorded
         Take the output's stamp where a cell has no reference: for rescoring, which
         compares nothing. The source of a cell does not matter then.
@@ -168,9 +158,7 @@ def plan_replay(
     for number, cells in enumerate(notebooks):
         for view in cells:
             key = Key(number, view.number)
-            found = _recorded(key, view, models, platform, any_stamp=recorded)
-            if isinstance(found, _Recorded):
-                found = _with_adapter(found, adapters or {})
+            found = _recorded(key, view, choose, any_stamp=recorded)
             if isinstance(found, Outcome):
                 settled[key] = found
             else:
@@ -182,9 +170,7 @@ def _not_comparable(*reasons: str) -> Outcome:
     return decide(Facts(incomparable=reasons))
 
 
-def _recorded(
-    key: Key, view: CellView, models: Mapping[str, str], platform: Platform, *, any_stamp: bool
-) -> _Recorded | Outcome:
+def _recorded(key: Key, view: CellView, choose: Chooser, *, any_stamp: bool) -> _Recorded | Outcome:
     stamp = view.reference or (view.actual if any_stamp else None)
     if view.problems or stamp is None:
         return check_cell(view)
@@ -195,27 +181,10 @@ def _recorded(
     reasons = _unusable(stamp)
     if reasons:
         return _not_comparable(*reasons)
-    settings, reasons = settings_of(stamp.fingerprint, platform)
-    if settings is None:
-        return _not_comparable(*reasons)
-    # The fake engine loads nothing: any name will do.
-    model = stamp.model.name if settings.engine == FAKE else models.get(stamp.model.name)
-    if model is None:
-        return _not_comparable(
-            f"the model {stamp.model.name[:80]!r} is not allowed: --allow-model NAME_OR_PATH"
-        )
-    return _Recorded(key, view, stamp, model, settings)
-
-
-def _with_adapter(cell: _Recorded, adapters: Mapping[str, str]) -> _Recorded | Outcome:
-    """Add the adapter a cell was generated with, found by its digest."""
-    digest = cell.stamp.model.adapter
-    if digest is None:
-        return cell
-    folder = adapters.get(str(digest))
-    if folder is None:
-        return _not_comparable(f"the adapter {digest.short} is not allowed: --allow-model FOLDER")
-    return replace(cell, settings=cell.settings.with_option(ADAPTER_OPTION, folder))
+    choice = choose(stamp)
+    if choice.settings is None:
+        return _not_comparable(*choice.reasons)
+    return _Recorded(key, view, stamp, choice.model, choice.settings)
 
 
 def _unusable(stamp: Stamp) -> tuple[str, ...]:
@@ -248,7 +217,7 @@ def _widened(settings: Settings, batches: Sequence[Batch]) -> Settings:
     """Allow as many logprobs as the widest beam search asks for."""
     widths = [r.sampling.beam_width for batch in batches for r in batch.requests]
     needed = 2 * max(widths, default=0)
-    if settings.engine == FAKE or needed <= _DEFAULT_MAX_LOGPROBS:
+    if settings.engine != VLLM or needed <= _DEFAULT_MAX_LOGPROBS:
         return settings
     return settings.with_option("max_logprobs", needed)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jupyter_detllm.core.generation import Generation
+from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView, NotebookView, read_notebook
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Call, Stamp, source_digest
@@ -14,6 +15,8 @@ from jupyter_detllm.core.verdict import Facts, Outcome, decide, facts_of, model_
 from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.models.adapter import adapters_among
 from jupyter_detllm.probes.platform import compute_platform
+from jupyter_detllm.verify.engine_choice import Chooser, as_recorded, facts_on_server
+from jupyter_detllm.verify.engine_start import VLLM_SERVER
 from jupyter_detllm.verify.grouped import (
     GroupResult,
     Runner,
@@ -64,6 +67,7 @@ def replay_paths(
     *,
     watcher: Watcher | None = None,
     runner: Runner | None = None,
+    choose: Chooser | None = None,
 ) -> Replay:
     """Send the recorded requests of notebooks again and compare what comes of them.
 
@@ -79,6 +83,8 @@ def replay_paths(
         Told how far the run has come.
     runner
         How a group's job is run; in a process of its own by default.
+    choose
+        Which engine each stamp's requests are sent to; the recorded kind by default.
 
     Raises
     ------
@@ -88,12 +94,7 @@ def replay_paths(
     allowed = permissions or Permissions()
     notebooks = read_views(paths)
     views = [view.cells if isinstance(view, NotebookView) else () for _, view in notebooks]
-    plan = plan_replay(
-        views,
-        allowed_models(allowed.models),
-        compute_platform(),
-        adapters=adapters_among(allowed.models),
-    )
+    plan = plan_replay(views, choose or _as_recorded(allowed))
     check_total(map(most_tokens, plan.requests), allowed.max_tokens_total)
     results, interrupted = carry_out(
         plan, Task.GENERATE, runner or child_runner(), watcher or quiet_watcher()
@@ -107,6 +108,11 @@ def replay_paths(
         for number, (path, view) in enumerate(notebooks)
     )
     return Replay(Report(Mode.REPLAY, tuple(reports), accept), interrupted)
+
+
+def _as_recorded(allowed: Permissions) -> Chooser:
+    models, adapters = allowed_models(allowed.models), adapters_among(allowed.models)
+    return as_recorded(models, compute_platform(), adapters)
 
 
 def child_runner() -> Runner:
@@ -156,6 +162,9 @@ def _outcome(cell: PlannedCell, result: GroupResult, interrupted: bool) -> _Foun
         return decide(Facts(problems=(f"not run: {why or 'the engine ended early'}",))), None
     actual = _stamp(cell, result.generations, shared)
     source = str(source_digest(cell.view.source))
+    if result.group.settings.engine == VLLM_SERVER:
+        actual = replace(actual, level=Level.SEEDED)
+        return decide(facts_on_server(reference, actual, source)), actual
     return decide(facts_of(reference, actual, present_source=source)), actual
 
 

@@ -20,6 +20,7 @@ from jupyter_detllm.core.verdict import model_differences
 from jupyter_detllm.engines.base import TokenScore
 from jupyter_detllm.models.adapter import adapters_among
 from jupyter_detllm.probes.platform import compute_platform
+from jupyter_detllm.verify.engine_choice import as_recorded
 from jupyter_detllm.verify.grouped import GroupResult, Runner, Watcher, carry_out, quiet_watcher
 from jupyter_detllm.verify.job import Scores, Task
 from jupyter_detllm.verify.limits import check_total
@@ -155,7 +156,8 @@ def rescore_paths(
     views = [view.cells if isinstance(view, NotebookView) else () for _, view in notebooks]
     models = allowed_models(allowed.models)
     adapters = adapters_among(allowed.models)
-    plan = plan_replay(views, models, compute_platform(), adapters=adapters, recorded=True)
+    choose = as_recorded(models, compute_platform(), adapters)
+    plan = plan_replay(views, choose, recorded=True)
     batches = (batch for group in plan.groups for batch in group.batches)
     check_total(map(_size, batches), allowed.max_tokens_total)
     results, interrupted = carry_out(

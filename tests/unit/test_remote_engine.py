@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,10 +85,7 @@ def test_what_the_server_computes_arrives_bit_for_bit(server: FakeServer) -> Non
     texts = ["Grüße 🎉 aus Köln", "two", Prompt.chat("x", system="y")]
     for options in (GREEDY, SAMPLED):
         requests = engine_contract.ask(engine, texts, options=options)
-        found = engine_contract.run(engine, requests)
-        expected = engine_contract.run(server.engine, requests)
-        # Where in a character its tokens part, a stream does not tell.
-        assert [replace(g, offsets=()) for g in found] == [replace(g, offsets=()) for g in expected]
+        assert engine_contract.run(engine, requests) == engine_contract.run(server.engine, requests)
     engine.shutdown()
 
 
@@ -117,10 +113,7 @@ def test_several_tokens_in_an_event_are_the_same_text(several: int) -> None:
     with serving(several=several) as server:
         engine = remote(server)
         requests = engine_contract.ask(engine, ["Grüße"])
-        (found,) = engine_contract.run(engine, requests)
-        (expected,) = engine_contract.run(server.engine, requests)
-        assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
-        assert found.evidence == expected.evidence
+        assert engine_contract.run(engine, requests) == engine_contract.run(server.engine, requests)
         engine_contract.offsets_cover_the_text(engine)
         engine.shutdown()
 

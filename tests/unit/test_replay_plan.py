@@ -16,6 +16,7 @@ from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.verify.engine_choice import as_recorded
 from jupyter_detllm.verify.limits import check_total, excess, most_tokens
 from jupyter_detllm.verify.plan import FREE_BATCH, Key, Plan, plan_replay
 from tests.builders import make_stamp, notebook, promoted, stamped_cell
@@ -30,7 +31,7 @@ def views(*books: Mapping[str, Any]) -> list[tuple[CellView, ...]]:
 
 
 def plan(*books: Mapping[str, Any], models: Mapping[str, str] | None = None) -> Plan:
-    return plan_replay(views(*books), models or {"demo": "demo"}, Platform.CPU)
+    return plan_replay(views(*books), as_recorded(models or {"demo": "demo"}, Platform.CPU, {}))
 
 
 def run(name: str, **options: Any) -> Run:
