@@ -96,7 +96,10 @@ MEANINGS: Mapping[Verdict, str] = {
     "first",
     Verdict.DIVERGED: "tokens differ under the same fingerprint",
     Verdict.STALE: "the cell's source or the request is not the stamped one",
-    Verdict.RECORDED: "the output is the very run that was promoted: nothing was compared",
+    Verdict.RECORDED: (
+        "the output is the very run that was promoted, or comes out of the result cache: nothing "
+        "was verified"
+    ),
     Verdict.UNSTAMPED: "there is nothing to compare",
     Verdict.NOT_COMPARABLE: "another model, another level, or a missing capability",
     Verdict.ERROR: "a stamp is malformed or disagrees with its own digests, or the cell did not "
