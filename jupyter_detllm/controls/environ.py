@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from jupyter_detllm.controls.recorded import NO_EFFECT, RECORDED, NoEffect, RecordedVariable
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.probes.platform import Platform
 
@@ -16,6 +17,7 @@ __all__ = [
     "AVAILABLE_LEVELS",
     "ENV_CONTROLS",
     "NO_EFFECT",
+    "RANK_VARIABLES",
     "RECORDED",
     "EnvControl",
     "Event",
@@ -34,6 +36,7 @@ class Event(StrEnum):
     CUDA_START = "CUDA starts"
     VLLM_IMPORT = "vllm is imported"
     ENGINE_START = "the engine starts"
+    RANKS_START = "the ranks start"
 
 
 class Modifier(StrEnum):
@@ -65,6 +68,8 @@ class EnvControl:
         One sentence why; where that was measured or read.
     elsewhere
         What it does on another platform when the user has set it there.
+    parallel
+        Read only where several ranks work together: set for such engines only.
     """
 
     name: str
@@ -77,6 +82,7 @@ class EnvControl:
     evidence: str
     modifiers: frozenset[Modifier] = frozenset()
     elsewhere: str = "it is not read here"
+    parallel: bool = False
 
     def wanted(self, level: Level, modifiers: frozenset[Modifier]) -> bool:
         """Tell whether level or modifiers ask for this control."""
@@ -87,26 +93,11 @@ class EnvControl:
         """Whether a method of batch invariance asks for it, and no level by itself."""
         return self.levels == frozenset({Level.INVARIANT})
 
-    def applies(self, platform: Platform, engine: str) -> bool:
-        """Tell whether anything reads the control on `platform` with `engine`."""
+    def applies(self, platform: Platform, engine: str, ranks: int = 1) -> bool:
+        """Tell whether an `engine` of so many `ranks` on `platform` reads the control."""
+        if self.parallel and ranks < 2:
+            return False
         return self.platform in (None, platform) and bool({"any", engine} & set(self.engines))
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedVariable:
-    """A variable that changes results, is the user's choice, and is never set by us."""
-
-    name: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoEffect:
-    """A variable in circulation that changes no result here; named, never set."""
-
-    name: str
-    why: str
-    instead: str = ""
 
 
 #: Levels that can be asked for; `invariant` is had where its self-test holds.
@@ -119,6 +110,7 @@ _NONE: frozenset[Level] = frozenset()
 _VLLM = ("vllm",)
 _SERVED = ("vllm", "serve")
 """Read by an engine in this process, and by one that `jupyter detllm serve` starts."""
+_ONE_GPU = "it is read only where several GPUs work together"
 
 ENV_CONTROLS: tuple[EnvControl, ...] = (
     EnvControl(
@@ -230,37 +222,39 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         "Source: vLLM's default precision is already without TF32; bf16 and fp16 are untouched.",
         modifiers=frozenset({Modifier.NO_TF32}),
     ),
-)
-
-RECORDED: tuple[RecordedVariable, ...] = (
-    RecordedVariable("ATEN_CPU_CAPABILITY", "torch's CPU kernels follow it"),
-    RecordedVariable("MKL_CBWR", "MKL's kernels follow it"),
-    RecordedVariable("MKL_ENABLE_INSTRUCTIONS", "MKL's kernels follow it"),
-    RecordedVariable("MKL_NUM_THREADS", "torch takes its thread count from it"),
-    RecordedVariable("NCCL_ALGO", "the order of sums between GPUs follows it"),
-    RecordedVariable("NCCL_PROTO", "the order of sums between GPUs follows it"),
-    RecordedVariable("ONEDNN_DEFAULT_FPMATH_MODE", "oneDNN may compute in a smaller type"),
-    RecordedVariable("ONEDNN_MAX_CPU_ISA", "oneDNN's kernels follow it"),
-    RecordedVariable("OPENBLAS_CORETYPE", "OpenBLAS's kernels follow it"),
-    RecordedVariable("TORCH_COMPILE_DISABLE", "what would be compiled runs as written"),
-    RecordedVariable("VLLM_FLOAT32_MATMUL_PRECISION", "float32 products may use TF32"),
-    RecordedVariable("VLLM_TRITON_FORCE_FIRST_CONFIG", "Triton kernels are not chosen by timing"),
-    RecordedVariable("VLLM_USE_V2_MODEL_RUNNER", "seeds become noise in another way"),
-)
-
-NO_EFFECT: tuple[NoEffect, ...] = (
-    NoEffect("QUANTIZATION_DETERMINISTIC", "neither vLLM, transformers nor torch reads it"),
-    NoEffect(
-        "VLLM_ATTENTION_BACKEND",
-        "this vLLM does not read it",
-        "%detllm use MODEL --attention-backend FLASH_ATTN (the name is not FLASH_ATTENTION)",
+    EnvControl(
+        "NCCL_NVLS_ENABLE",
+        "0",
+        _ALL,
+        Platform.CUDA,
+        _SERVED,
+        Event.RANKS_START,
+        "The ranks' parts are added by the GPUs, and not inside the NVLink switch (multicast), "
+        "which only some machines have and NCCL takes by the size of the message.",
+        "Source: NCCL's documentation; vLLM's own invariant mode sets it too.",
+        elsewhere=_ONE_GPU,
+        parallel=True,
     ),
-    NoEffect("VLLM_USE_V1", "this vLLM has one engine and does not read it"),
-    NoEffect("VLLM_SEED", "vLLM has no such variable", "%detllm --seed N"),
-    NoEffect("TF_DETERMINISTIC_OPS", "it is TensorFlow's"),
-    NoEffect("TF_CUDNN_DETERMINISTIC", "it is TensorFlow's"),
-    NoEffect("TOKENIZERS_PARALLELISM", "it changes speed and a warning, no token"),
+    EnvControl(
+        "VLLM_ALLREDUCE_USE_SYMM_MEM",
+        "0",
+        _ALL,
+        Platform.CUDA,
+        _SERVED,
+        Event.RANKS_START,
+        "vLLM's sum through symmetric memory is taken where the NVLink switch offers multicast, "
+        "and another one elsewhere.",
+        "Source: vLLM's symm_mem.py; its own invariant mode sets it too.",
+        elsewhere=_ONE_GPU,
+        parallel=True,
+    ),
 )
+
+RANK_VARIABLES: tuple[str, ...] = (
+    *(control.name for control in ENV_CONTROLS if control.parallel),
+    *(row.name for row in RECORDED if row.name.startswith(("NCCL_", "TORCH_SYMM_MEM"))),
+)
+"""What is read in the ranks of an engine that has several, and so told by them."""
 
 _BY_NAME = {control.name: control for control in ENV_CONTROLS}
 

@@ -74,6 +74,7 @@ def apply(
     *,
     engine_started: bool = False,
     engine: str = "vllm",
+    ranks: int = 1,
     platform: Platform | None = None,
     environ: MutableMapping[str, str] | None = None,
     modules: Mapping[str, object] | None = None,
@@ -91,6 +92,8 @@ def apply(
         Whether an engine of ours runs.
     engine
         Which engine runs or is to be started.
+    ranks
+        How many processes it computes in.
     platform, environ, modules, initial
         The process; found out where not given.
 
@@ -113,7 +116,7 @@ def apply(
     entries = [
         _settle(
             control,
-            control.applies(where, engine),
+            control.applies(where, engine, ranks),
             control.wanted(level, chosen)
             and (not control.of_a_method or control.name in of_method),
             process,

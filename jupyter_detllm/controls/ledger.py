@@ -39,7 +39,8 @@ def observed_events(
     if modules.get("vllm") is not None:
         events |= {Event.VLLM_IMPORT, Event.TORCH_IMPORT}
     if engine_started:
-        events |= {Event.VLLM_IMPORT, Event.TORCH_IMPORT}
+        # Ranks are processes: those of the next engine read the variables anew.
+        events |= {Event.VLLM_IMPORT, Event.TORCH_IMPORT, Event.RANKS_START}
     if engine_started or _frozen_vllm_envs(modules) is not None:
         events.add(Event.ENGINE_START)
     return frozenset(events)

@@ -10,6 +10,7 @@ from typing import Any
 
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
 from jupyter_detllm.engines._vllm_metrics import kv_usage
+from jupyter_detllm.engines._vllm_ranks import in_step
 from jupyter_detllm.engines.base import Progress, ProgressCallback
 from jupyter_detllm.engines.timing import StepClock, Timings
 from jupyter_detllm.errors import EngineError
@@ -181,6 +182,8 @@ def recover(llm: Any) -> str:
     """
     engine = llm.llm_engine
     try:
+        if cut := in_step(llm):
+            return cut
         engine.abort_request(list(engine.output_processor.request_states), internal=True)
         core = getattr(engine.engine_core, "engine_core", None)
         if core is not None:

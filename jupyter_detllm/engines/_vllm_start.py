@@ -27,6 +27,7 @@ from jupyter_detllm.engines._vllm_options import (
     read_config,
 )
 from jupyter_detllm.engines._vllm_process import TorchState, process_kept
+from jupyter_detllm.engines._vllm_ranks import Ranks, no_orphans
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.errors import DetLLMError, EngineStartError
 from jupyter_detllm.models import ResolvedModel
@@ -50,12 +51,15 @@ class Started:
         ``warm`` or ``cold``; None where nothing is compiled.
     invariance
         The method of batch invariance in force.
+    ranks
+        The worker processes, where it has several.
     """
 
     llm: Any
     torch_state: TorchState
     compile_cache: str | None
     invariance: InForce
+    ranks: Ranks
 
 
 def start_llm(
@@ -111,10 +115,12 @@ def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) 
     report(f"starting the engine with {model.display}")
     with invariance.around_start(), process_kept(), _stages(report), _no_download_bars():
         arguments |= invariance.arguments(check_options(spec.options, names))
-        llm = llm_class(**arguments)
-        rebind_logger(log)
-        invariance.install(llm)
-        return Started(llm, TorchState.current(), _compile_cache(llm), invariance)
+        with no_orphans():
+            llm = llm_class(**arguments)
+            rebind_logger(log)
+            invariance.install(llm)
+            ranks = Ranks(llm)
+        return Started(llm, TorchState.current(), _compile_cache(llm), invariance, ranks)
 
 
 def _import_vllm() -> tuple[Any, dict[str, type], bool]:

@@ -264,6 +264,8 @@ class FakeEngine:
         out: dict[str, FieldValue] = {"engine.name": self.name, "engine.executor": "in process"}
         for option, (name, _) in ENGINE_DEFAULTS.items():
             out[name] = self._options.setting(option)
+        if int(self._options.setting("tensor_parallel_size") or 1) > 1:
+            out["engine.all_reduce"] = "fake"
         out["engine.compile"] = "eager" if self._options.setting("enforce_eager") else "compiled"
         out["engine.invariance"] = self.method if self.method != "off" else None
         out["engine.sampler"] = "fake"

@@ -105,6 +105,7 @@ class VLLMOfflineEngine:
         started = start_llm(asked, self._resolved, self._log, self.log_path, report)
         self._lora = lora_request(self._adapter)
         self._llm: Any = started.llm
+        self._ranks = started.ranks
         self._torch_state = started.torch_state
         self._compile_cache = started.compile_cache
         self._invariance = started.invariance
@@ -202,11 +203,13 @@ class VLLMOfflineEngine:
         try:
             yield
         except BaseException as error:
-            self._broken = recover(self._llm)
+            self._broken = self._ranks.dead() or recover(self._llm)
             # An engine in its own process dies of the interrupt that is held here.
             interrupt.check()
             if isinstance(error, DetLLMError) or not isinstance(error, Exception):
                 raise
+            if dead := self._ranks.dead():
+                raise EngineError(f"the {what} failed: {dead}", fix=_AGAIN) from None
             line = cause_line(error, self.log_path)
             raise EngineError(
                 f"the {what} failed: {line}", fix=f"read vLLM's log, {self.log_path}"
@@ -223,21 +226,21 @@ class VLLMOfflineEngine:
         ):
             yield interrupt, capture
 
-    def _check_usable(self) -> None:
+    def _check_there(self) -> None:
         if self._llm is None:
             raise EngineError("this engine was shut down", fix="%detllm use MODEL")
-        if self._broken:
-            raise EngineError(
-                f"this engine could not be made whole after an exception ({self._broken})",
-                fix=_AGAIN,
-            )
+
+    def _check_usable(self) -> None:
+        self._check_there()
+        if broken := self._ranks.dead() or self._broken:
+            raise EngineError(f"this engine cannot be used any more ({broken})", fix=_AGAIN)
 
     def fields(self) -> dict[str, FieldValue]:
         """Return the `engine.*` fields, and what the engine tells of the model."""
-        if self._llm is None:
-            raise EngineError("this engine was shut down", fix="%detllm use MODEL")
+        self._check_there()
         return {
             **engine_fields(self._llm),
+            **self._ranks.fields,
             **model_fields(
                 self._llm, name=self._resolved.display, revision=self._resolved.revision
             ),
@@ -279,6 +282,7 @@ class VLLMOfflineEngine:
             self._invariance.close()
             del self._detokenizer
             forget_distributed()
+            failure = failure or self._ranks.clear()
             return_memory()
         return shutdown_report(before, resident_mib(), failure)
 

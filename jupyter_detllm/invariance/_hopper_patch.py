@@ -21,9 +21,11 @@ __all__ = [
     "Patch",
     "check_hooks",
     "in_rows",
+    "lacking",
     "narrow_rows",
     "one_kernel",
     "one_tile",
+    "split_k_allowed",
 ]
 
 METHOD = "hopper-one-kernel"
@@ -138,7 +140,32 @@ def one_tile(build: Callable[..., Any]) -> Callable[..., Any]:
             common_attn_metadata, fast_build = in_rows(common_attn_metadata, rows), True
         return build(self, common_prefix_len, common_attn_metadata, fast_build)
 
+    setattr(wrapped, _MARK, build)
     return wrapped
+
+
+def lacking() -> str:
+    """Return what is not as `Patch` leaves it in this process; "" where all is."""
+    module = importlib.import_module(ATTENTION_MODULE)
+    hooks = {name: getattr(module, name, None) for name in _HEAD_SIZE}
+    hooks[f"{_BUILDER}.build"] = getattr(getattr(module, _BUILDER, None), "build", None)
+    for name, hook in hooks.items():
+        if not hasattr(hook, _MARK):
+            return f"{name} is vLLM's own"
+    return split_k_allowed()
+
+
+def split_k_allowed() -> str:
+    """Return which setting of torch's lets cuBLASLt split sums over K; "" for none."""
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    for name in _FLAGS:
+        set_to = getattr(matmul, name), getattr(matmul, f"{name}_split_k", False)
+        if set_to != _NO_SPLIT_K:
+            return f"{name} is {set_to}"
+    library = str(torch.backends.cuda.preferred_blas_library())
+    return "" if "cublaslt" in library.lower() else f"the BLAS library is {library}"
 
 
 class Patch:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from jupyter_detllm.errors import InvarianceError, UsageError
 from jupyter_detllm.invariance._hopper_patch import METHOD, VARIABLE, Patch
 from jupyter_detllm.invariance.base import Host, Method
+from jupyter_detllm.invariance.ranks import every_rank, flag_missing, patch_missing
 from jupyter_detllm.probes.platform import Platform
 
 __all__ = ["CAPTURE_SIZES", "PROVEN_VLLM", "HopperOneKernel", "VLLMFlag"]
@@ -25,6 +26,7 @@ PROVEN_VLLM = ("0.25.1",)
 """Versions of vLLM whose attention backend is known."""
 
 MIN_ROWS = 64
+MOST_RANKS = 2
 CAPTURE_SIZES = (*range(MIN_ROWS, 256, 8), *range(256, 513, 16))
 _NOT_WITH = ("quantization", "enable_lora", "speculative_config", "enable_expert_parallel")
 _GRAPHS = "compilation_config"
@@ -60,6 +62,9 @@ class HopperOneKernel(Method):
                 return f"it is not proven with {name}"
         if host.option("enforce_eager"):
             return "it needs CUDA graphs, and enforce_eager is on"
+        if host.tensor_parallel > MOST_RANKS:
+            # Of two numbers there is one sum; of more the order follows the message's size.
+            return f"it is for {MOST_RANKS} GPUs at most, here it is {host.tensor_parallel}"
         return ""
 
     def arguments(self, chosen: Mapping[str, object]) -> dict[str, object]:
@@ -83,7 +88,7 @@ class HopperOneKernel(Method):
             patch.undo()
 
     def install(self, llm: Any) -> None:
-        """Make sure that the engine is what was asked for: nothing here patches it."""
+        """Make sure that the engine, in each of its ranks, is what was asked for."""
         config = llm.llm_engine.vllm_config
         sizes = getattr(config.compilation_config, _SIZES, None) or [0]
         found = {
@@ -95,6 +100,7 @@ class HopperOneKernel(Method):
         for what, is_there in found.items():
             if is_there:
                 raise InvarianceError(f"{self.name} is not proven for {what}")
+        every_rank(self.name, llm, patch_missing)
 
 
 def _graphs(chosen: object) -> dict[str, Any]:
@@ -159,6 +165,10 @@ class VLLMFlag(Method):
                 fix="restart the kernel, then %detllm --level invariant",
             )
         yield
+
+    def install(self, llm: Any) -> None:
+        """Make sure that vLLM was told in every rank."""
+        every_rank(self.name, llm, flag_missing)
 
 
 def _number(capability: str) -> float:

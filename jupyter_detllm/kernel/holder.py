@@ -68,7 +68,7 @@ class EngineHolder:
         """
         if self.engine is not None and self.settings is not None:
             self._refuse_changes(self.settings.differences(settings))
-        self._apply(settings, "vllm" if self.engine is None else self.engine.name)
+        self._apply(settings, "vllm" if self.engine is None else self.engine.name, self.spec)
         from jupyter_detllm.controls.seeding import seed_everything
 
         self.seeds = seed_everything(
@@ -76,14 +76,18 @@ class EngineHolder:
         )
         self.settings = settings
 
-    def _apply(self, settings: Settings, engine: str) -> None:
+    def _apply(self, settings: Settings, engine: str, spec: EngineSpec | None) -> None:
         from jupyter_detllm.verify.engine_start import Modifiers, apply_controls
 
         modifiers = Modifiers(
             settings.torch_deterministic, settings.launch_blocking, settings.no_tf32
         )
         self.controls = apply_controls(
-            settings.level, modifiers, engine=engine, engine_started=self.engine is not None
+            settings.level,
+            modifiers,
+            engine=engine,
+            engine_started=self.engine is not None,
+            options=None if spec is None else spec.options,
         )
 
     def use(
@@ -169,7 +173,7 @@ class EngineHolder:
         from jupyter_detllm.verify.engine_start import engine_of, start_engine
 
         name = engine_of(spec.model)
-        self._apply(settings, name)
+        self._apply(settings, name, spec)
         try:
             engine = start_engine(name, spec, controls=self.controls, progress=progress)
         except KeyboardInterrupt:
@@ -178,7 +182,7 @@ class EngineHolder:
                 fix=f"%detllm use {spec.model}",
             ) from None
         self.engine, self.spec = engine, spec
-        self._apply(settings, name)  # again, now that the engine tells what is in force
+        self._apply(settings, name, spec)  # again, now that the engine tells what is in force
 
     def _refuse_changes(self, differences: list[str]) -> None:
         if differences:

@@ -162,6 +162,7 @@ NOT_OF_VLLM = (
     "engine.name",
     "engine.invariance",
     "engine.compile_cache",
+    "engine.all_reduce",
     "engine.server",
     "engine.unproven",
     "engine.batch",

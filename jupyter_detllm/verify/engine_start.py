@@ -6,7 +6,7 @@ what one records the other can reach again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import Elsewhere, Engine, EngineSpec, load_engine
+from jupyter_detllm.engines.ranks import ranks_of
 from jupyter_detllm.errors import ControlError
 
 if TYPE_CHECKING:
@@ -71,9 +72,16 @@ class RunningEngine:
 
 
 def apply_controls(
-    level: Level, modifiers: Modifiers, *, engine: str, engine_started: bool
+    level: Level,
+    modifiers: Modifiers,
+    *,
+    engine: str,
+    engine_started: bool,
+    options: Mapping[str, FieldValue] | None = None,
 ) -> ControlReport:
     """Set every control that is still in time, and report all.
+
+    `options` are the engine's: some controls are read only where it has several ranks.
 
     Raises
     ------
@@ -89,7 +97,13 @@ def apply_controls(
         Modifier.TORCH_DETERMINISTIC: modifiers.torch_deterministic != "off",
     }
     wanted = [modifier for modifier, yes in asked.items() if yes]
-    return apply(level, wanted, engine_started=engine_started, engine=engine)
+    return apply(
+        level,
+        wanted,
+        engine_started=engine_started,
+        engine=engine,
+        ranks=ranks_of(options or {}),
+    )
 
 
 def start_engine(
@@ -164,15 +178,19 @@ def start(
     """Seed everything, set the controls and start an engine, in a process that has none."""
     from jupyter_detllm.controls.seeding import seed_everything
 
-    controls = apply_controls(spec.level, modifiers, engine=name, engine_started=False)
+    options = spec.options
+    controls = apply_controls(
+        spec.level, modifiers, engine=name, engine_started=False, options=options
+    )
     seed_everything(
         spec.seed, deterministic=modifiers.torch_deterministic, no_tf32=modifiers.no_tf32
     )
     engine = start_engine(name, spec, controls=controls, progress=progress, prove=prove)
     # Again, now that the engine tells what is in force.
-    return RunningEngine(
-        engine, apply_controls(spec.level, modifiers, engine=name, engine_started=True)
+    controls = apply_controls(
+        spec.level, modifiers, engine=name, engine_started=True, options=options
     )
+    return RunningEngine(engine, controls)
 
 
 def environment_fingerprint(controls: ControlReport | None, engine: Engine | None) -> Fingerprint:

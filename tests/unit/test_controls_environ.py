@@ -95,4 +95,5 @@ def test_events_are_listed_in_the_order_they_happen() -> None:
         "CUDA_START",
         "VLLM_IMPORT",
         "ENGINE_START",
+        "RANKS_START",
     ]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -336,3 +337,50 @@ def test_a_kernelspec_sets_what_an_interpreter_cannot() -> None:
     }
     report = run(dict(environ), initial=environ)
     assert report.user_set == ()
+
+
+# -- several ranks -------------------------------------------------------------
+
+
+def of_ranks(environ: dict[str, str], ranks: int, **process: Any) -> ControlReport:
+    return apply(
+        Level.SEEDED,
+        platform=process.pop("platform", Platform.CUDA),
+        environ=environ,
+        modules=process.pop("modules", {}),
+        initial={},
+        ranks=ranks,
+        **process,
+    )
+
+
+@pytest.mark.parametrize("name", ["NCCL_NVLS_ENABLE", "VLLM_ALLREDUCE_USE_SYMM_MEM"])
+def test_what_only_several_gpus_read_is_set_for_them_only(name: str) -> None:
+    environ: dict[str, str] = {}
+    one = entry_of(of_ranks(environ, 1), name)
+    assert (one.state, environ.get(name)) == (ControlState.NOT_APPLICABLE, None)
+    assert state_of(of_ranks(environ, 2), name) is ControlState.SET
+    assert environ[name] == "0"
+    of_ranks(environ, 1)
+    assert name not in environ, "taken back for an engine of one GPU"
+    on_cpu = of_ranks(environ, 2, platform=Platform.CPU)
+    assert state_of(on_cpu, name) is ControlState.NOT_APPLICABLE
+    mine = {name: "1"}
+    assert "several GPUs" in entry_of(of_ranks(mine, 1), name).reason
+    assert state_of(of_ranks(mine, 2), name) is ControlState.USER
+    assert mine[name] == "1"
+
+
+def test_ranks_of_a_second_engine_read_what_the_first_never_did() -> None:
+    environ: dict[str, str] = {}
+    report = of_ranks(
+        environ,
+        2,
+        modules=fake_vllm(
+            frozen=True, VLLM_ENABLE_V1_MULTIPROCESSING=False, VLLM_ALLREDUCE_USE_SYMM_MEM=True
+        ),
+    )
+    assert Event.ENGINE_START in report.events, "an engine that has been shut down"
+    assert environ["NCCL_NVLS_ENABLE"] == "0"
+    running = of_ranks({}, 2, engine_started=True)
+    assert state_of(running, "NCCL_NVLS_ENABLE") is ControlState.LATE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -244,7 +245,30 @@ def engine(**changes: Any) -> Any:
             backend=types.SimpleNamespace(name=changes.get("backend", "FLASH_ATTN"))
         ),
     )
-    return types.SimpleNamespace(llm_engine=types.SimpleNamespace(vllm_config=config))
+    executor = changes.get("executor", types.SimpleNamespace(driver_worker=object()))
+    return types.SimpleNamespace(
+        llm_engine=types.SimpleNamespace(vllm_config=config, model_executor=executor)
+    )
+
+
+@pytest.fixture
+def patched(module: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Patch the stand-in, as a process of the engine's does."""
+    monkeypatch.setattr(patching, "split_k_allowed", lambda: "")
+    patch = patching.Patch()
+    patch.apply()
+    yield module
+    patch.undo()
+
+
+class Executor:
+    """An executor with a rank for each of `answers`; None answers with the truth."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self.answers = answers
+
+    def collective_rpc(self, question: Any, timeout: float, args: tuple[Any, ...]) -> list[Any]:
+        return [question(object(), *args) if each is None else each for each in self.answers]
 
 
 @pytest.mark.parametrize(
@@ -254,9 +278,14 @@ def engine(**changes: Any) -> Any:
         ({"quantization": "awq"}, "quantised"),
         ({"is_moe": True}, "mixture"),
         ({"backend": "FLASHINFER"}, "other than FLASH_ATTN"),
+        ({"executor": Executor(None, "build is vLLM's own")}, "in force .rank 1: build is vLLM"),
+        ({"executor": None}, "cannot be asked"),
     ],
 )
-def test_an_engine_that_came_out_otherwise_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_an_engine_that_came_out_otherwise_is_refused(
+    changes: dict[str, Any], words: str, patched: Any
+) -> None:
+    HopperOneKernel().install(engine(executor=Executor(None, None)))
     HopperOneKernel().install(engine())
     with pytest.raises(InvarianceError, match=words):
         HopperOneKernel().install(engine(**changes))
@@ -271,3 +300,37 @@ def test_the_flag_is_believed_only_when_vllm_was_told(monkeypatch: pytest.Monkey
     vllm.envs.VLLM_BATCH_INVARIANT = True
     with VLLMFlag().before_start():
         assert VLLMFlag().arguments({}) == {"attention_backend": "TRITON_ATTN"}
+    VLLMFlag().install(engine(executor=Executor(None, None)))
+    with pytest.raises(InvarianceError, match="rank 0: it was not"):
+        VLLMFlag().install(engine(executor=Executor("it was not", None)))
+    vllm.envs.VLLM_BATCH_INVARIANT = False
+    with pytest.raises(InvarianceError, match="rank 1: VLLM_BATCH_INVARIANT"):
+        VLLMFlag().install(engine(executor=Executor("", None)))
+
+
+@pytest.mark.parametrize(
+    "name", ["flash_attn_varlen_func", "get_scheduler_metadata", "FlashAttentionMetadataBuilder"]
+)
+def test_a_rank_without_part_of_the_patch_says_which(
+    name: str, patched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert patching.lacking() == ""
+    monkeypatch.setattr(patched, name, getattr(attention_module(), name))
+    assert name in patching.lacking()
+
+
+def test_a_rank_whose_products_may_split_k_says_so() -> None:
+    torch = pytest.importorskip("torch")
+    flag = "allow_bf16_reduced_precision_reduction"
+    before = getattr(torch.backends.cuda.matmul, flag)
+    try:
+        setattr(torch.backends.cuda.matmul, flag, True)
+        assert flag in patching.split_k_allowed()
+    finally:
+        setattr(torch.backends.cuda.matmul, flag, before)
+
+
+def test_with_more_than_two_ranks_the_order_of_a_sum_may_follow_the_batch() -> None:
+    two, four = ({"tensor_parallel_size": n} for n in (2, 4))
+    assert not HopperOneKernel().refusal(replace(H200, options=two))
+    assert "2 GPUs at most, here it is 4" in HopperOneKernel().refusal(replace(H200, options=four))

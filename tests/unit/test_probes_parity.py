@@ -10,12 +10,25 @@ from jupyter_detllm.core.canonical import Digest, canonical_bytes, digest_of
 from jupyter_detllm.core.fields import FIELDS, Group
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.probes import collect_environment, hardware, model, software, torch_probe
+from jupyter_detllm.probes import (
+    collect_environment,
+    hardware,
+    model,
+    ranks,
+    software,
+    torch_probe,
+)
 from jupyter_detllm.probes.platform import Platform
 
+
+def of_ranks(group: Group) -> list[str]:
+    """Return the fields of a group that an engine of several ranks tells."""
+    return [name for name in ranks.FIELD_NAMES if name.startswith(f"{group.value}.")]
+
+
 DECLARED = {
-    Group.SOFTWARE: software.FIELD_NAMES,
-    Group.HARDWARE: hardware.FIELD_NAMES,
+    Group.SOFTWARE: (*software.FIELD_NAMES, *of_ranks(Group.SOFTWARE)),
+    Group.HARDWARE: (*hardware.FIELD_NAMES, *of_ranks(Group.HARDWARE)),
     Group.TORCH: torch_probe.FIELD_NAMES,
     Group.CONTROLS: controls_report.FIELD_NAMES,
     Group.MODEL: model.FIELD_NAMES,
@@ -74,6 +87,7 @@ def full_fingerprint() -> Fingerprint:
     report = apply(
         Level.REPEATABLE,
         platform=Platform.CUDA,
+        ranks=2,
         environ={"NCCL_ALGO": "ring"},
         modules={},
         initial={},
@@ -84,9 +98,11 @@ def full_fingerprint() -> Fingerprint:
         "software.cuda": "13.0",
         "software.cudnn": "9.13.0.50",
         "software.flashinfer": "0.6.1",
+        "software.nccl": "2.28.9",
         "software.driver": "580.95.05",
         "hardware.gpu": "NVIDIA H200",
         "hardware.gpu_capability": "9.0",
+        "hardware.gpu_links": "NVLink, 18 links",
         "torch.threads": 128,
         "torch.blas": "mkl 2024.2, oneDNN 3.12.0, libgomp, libiomp5",
         "torch.cpu_capability": "AVX512",

@@ -45,7 +45,7 @@ export const FIELDS: { readonly [name: string]: readonly [boolean, number, strin
   "hardware.gpu_count": [false, 25, "Only the parallel sizes decide how many take part."],
   "hardware.gpu_links": [true, 53, "The way of a sum over GPUs, and so its order, is chosen by the links."],
   "hardware.gpu_memory": [false, 28, "It sets how many KV blocks fit, which matters only under preemption."],
-  "hardware.gpu_topology": [false, 12, "Of GPUs that do not work together nothing depends on it; the others' links are a field."],
+  "hardware.gpu_topology": [false, 12, "Links of GPUs that work together are a field of their own."],
   "hardware.machine": [true, 85, "Another architecture runs other kernels."],
   "hardware.memory": [false, 4, "It limits the CPU engine's KV cache."],
   "model.adapter": [false, 97, "An adapter changes the weights in effect: with another one it is another model."],

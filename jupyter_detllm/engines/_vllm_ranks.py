@@ -1,0 +1,175 @@
+"""The worker processes of a `vllm.LLM` with several ranks: kept, watched and cleared away.
+
+When a worker dies, the others wait in a sum for its part, and vLLM for their answer. So
+the workers are watched here, and one that dies ends them all: the call then returns within
+a second, with an error that names the rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from multiprocessing import shared_memory
+from multiprocessing.connection import wait
+from typing import Any
+
+from jupyter_detllm.controls.environ import RANK_VARIABLES
+from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.probes.ranks import ask_ranks, rank_fields, worker_of
+
+__all__ = ["Ranks", "answer_again", "in_step", "keep_going", "no_orphans"]
+
+_OF_VLLM = ("VllmWorker", "EngineCore")
+_JOIN_SECONDS = 5.0
+_SETTLE_SECONDS = 10.0
+
+
+def keep_going(worker: Any) -> bool:
+    """Ignore SIGINT in a rank: an interrupt of the cell goes to its whole process group."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return True
+
+
+def answer_again(wrapped: Any, number: int) -> int:
+    """Forget, in a rank, a step that was cut between its two halves; return `number`."""
+    runner: Any = getattr(worker_of(wrapped), "model_runner", None)
+    if getattr(runner, "execute_model_state", None) is not None:
+        runner.execute_model_state = None
+    return number
+
+
+def in_step(llm: Any) -> str:
+    """Make sure that every rank answers this question, and no earlier one; "" if so."""
+    executor = getattr(llm.llm_engine, "model_executor", None)
+    workers = getattr(executor, "workers", None) or ()
+    if len(workers) < 2:
+        return ""
+    for number in (1, 2):
+        if ask_ranks(llm, answer_again, number, timeout=_SETTLE_SECONDS) != [number] * len(workers):
+            return "its ranks answer an earlier question"
+    return ""
+
+
+@contextlib.contextmanager
+def no_orphans() -> Iterator[None]:
+    """End the worker processes of a start that fails: vLLM leaves some of them running."""
+    before = set(multiprocessing.active_children())
+    try:
+        yield
+    except BaseException:
+        started = set(multiprocessing.active_children()) - before
+        ours = [child for child in started if child.name.startswith(_OF_VLLM)]
+        for child in ours:
+            child.kill()
+        for child in ours:
+            child.join(_JOIN_SECONDS)
+        raise
+
+
+class Ranks:
+    """The worker processes of an engine; none where its only worker is in this process.
+
+    Parameters
+    ----------
+    llm
+        A `vllm.LLM` that has just started.
+
+    Attributes
+    ----------
+    fields
+        What they compute with, as fields of the fingerprint.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        executor = getattr(llm.llm_engine, "model_executor", None)
+        workers = getattr(executor, "workers", None) or ()
+        self._processes = [handle.proc for handle in workers]
+        self._memory = _memory_names(executor) if workers else []
+        self._dead: tuple[int, ...] = ()
+        self._lock = threading.Lock()
+        self.fields: dict[str, FieldValue] = rank_fields(llm, RANK_VARIABLES)
+        if not workers:
+            return
+        ask_ranks(llm, keep_going)
+        self._stop, stopped = multiprocessing.Pipe()
+        sentinels = [process.sentinel for process in self._processes]
+        threading.Thread(
+            target=self._watch, args=(sentinels, stopped), name="detllm-ranks", daemon=True
+        ).start()
+
+    def _watch(self, sentinels: Sequence[int], stopped: Any) -> None:
+        if stopped not in wait([*sentinels, stopped]):
+            self.dead()
+
+    def dead(self) -> str:
+        """Return which ranks died, and of what; "" while all live. The others are ended."""
+        with self._lock:
+            if not self._dead and self._processes:
+                ended = wait([process.sentinel for process in self._processes], 0)
+                self._dead = tuple(
+                    rank
+                    for rank, process in enumerate(self._processes)
+                    if process.sentinel in ended
+                )
+                if self._dead:
+                    self._end()
+        return " and ".join(f"rank {rank} {_how(self._processes[rank])}" for rank in self._dead)
+
+    def _end(self) -> None:
+        for rank, process in enumerate(self._processes):
+            if rank not in self._dead:
+                with contextlib.suppress(OSError, ValueError):
+                    process.kill()
+
+    def clear(self) -> str:
+        """Clear away, after the engine's shutdown, what it left; return what stays.
+
+        Processes are ended and reaped; shared memory that a killed worker could not
+        remove is removed.
+        """
+        if not self._processes:
+            return ""
+        with self._lock:
+            with contextlib.suppress(OSError):
+                self._stop.send(None)
+            for process in self._processes:
+                process.join(_JOIN_SECONDS)
+                if process.is_alive():
+                    process.kill()
+                    process.join(_JOIN_SECONDS)
+            left = sum(process.is_alive() for process in self._processes)
+            self._processes = [] if not left else self._processes
+        for name in self._memory:
+            _remove(name)
+        return f"{left} of its worker processes" if left else ""
+
+
+def _how(process: Any) -> str:
+    """Say how a process ended, as far as its parent was told."""
+    process.join(1.0)
+    code = process.exitcode
+    if code is None or code == 0:
+        return "ended"
+    if code > 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"
+
+
+def _memory_names(executor: Any) -> list[str]:
+    """Return the names of the shared memory that commands and answers go through."""
+    queues = [getattr(executor, "rpc_broadcast_mq", None), *getattr(executor, "response_mqs", ())]
+    memory = (getattr(getattr(queue, "buffer", None), "shared_memory", None) for queue in queues)
+    return [str(block.name) for block in memory if block is not None]
+
+
+def _remove(name: str) -> None:
+    """Remove a block of shared memory; nothing happens where its owner has removed it."""
+    with contextlib.suppress(OSError):
+        block = shared_memory.SharedMemory(name=name)
+        block.close()
+        block.unlink()
