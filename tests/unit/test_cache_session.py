@@ -7,6 +7,7 @@ import os
 import random
 import sqlite3
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -277,6 +278,31 @@ def test_threads_that_ask_the_same_generate_once() -> None:
     assert session.calls == [1]
     assert len({tuple(found) for found in texts}) == 1
     assert session.close_cell().stamp.cached == 3
+
+
+def test_processes_that_ask_the_same_generate_once(tmp_path: Path) -> None:
+    generated = tmp_path / "generated"
+
+    def slowly(generation: Generation) -> Generation:
+        with generated.open("a") as file:
+            file.write("x")
+        time.sleep(0.3)
+        return generation
+
+    def work() -> bool:
+        session = Counted()
+        session.change = slowly
+        session.ask("a")
+        return session.close_cell().stamp.cached == 1 - len(session.calls)
+
+    children = []
+    for _ in range(3):
+        child = os.fork()
+        if not child:
+            os._exit(0 if work() else 1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    assert generated.read_text() == "x"
 
 
 def test_a_failure_leaves_the_claim_and_keeps_nothing() -> None:
