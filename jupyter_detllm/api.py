@@ -68,7 +68,7 @@ def use(
     Parameters
     ----------
     model
-        ``demo``, ``fake``, a folder or a Hugging Face id.
+        ``demo``, ``fake``, a folder, a Hugging Face id, or a server's address (``http://...``).
     seed, level
         Root seed (0 by default) and guarantee level (`invariant` by default where its
         self-test holds; else `repeatable`, with a warning).

@@ -76,7 +76,9 @@ def _use() -> ArgumentParser:
         ),
     )
     parser.add_argument(
-        "model", metavar="MODEL", help="demo, fake, a folder or a Hugging Face id (owner/name)"
+        "model",
+        metavar="MODEL",
+        help="demo, fake, a folder, a Hugging Face id (owner/name), or a server's address",
     )
     return _add_setup(parser, shown=False)
 
