@@ -35,6 +35,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
+highlight_language = "text"
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
