@@ -29,7 +29,6 @@ _OURS = {
     "model": "%detllm use MODEL",
     "seed": "%detllm --seed N",
     "skip_tokenizer_init": "leave it out: prompts are tokenized here",
-    "disable_log_stats": "leave it out: statistics come with each generation",
 }
 _DTYPE_BYTES = {"float32": 4, "float": 4}
 
@@ -142,8 +141,9 @@ def engine_arguments(
         arguments |= _cpu_arguments(config or {}, chosen)
     arguments = {name: value for name, value in arguments.items() if value is not None}
     merged = {name: value for name, value in {**arguments, **chosen}.items() if name in names}
-    fixed = {"model": model, "seed": engine_seed(spec.seed), "disable_log_stats": True}
-    return {**merged, **fixed}
+    # vLLM's own statistics cost a little in every step: for those who ask for them.
+    merged.setdefault("disable_log_stats", True)
+    return {**merged, "model": model, "seed": engine_seed(spec.seed)}
 
 
 def _cpu_arguments(config: Mapping[str, Any], chosen: Mapping[str, object]) -> dict[str, object]:

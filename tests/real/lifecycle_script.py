@@ -13,6 +13,7 @@ from pathlib import Path
 from jupyter_detllm.controls.guard import apply
 from jupyter_detllm.core.generation import Prompt, build_requests
 from jupyter_detllm.core.levels import Level
+from jupyter_detllm.engines._vllm_metrics import PREEMPTIONS, engine_metrics
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
 from jupyter_detllm.engines.vllm_offline import VLLMOfflineEngine
 from jupyter_detllm.errors import DetLLMError
@@ -26,12 +27,28 @@ def refused(spec: EngineSpec, log: Path) -> str:
     return "it started"
 
 
-def answers(engine: VLLMOfflineEngine) -> list[object]:
+def answers(engine: VLLMOfflineEngine) -> tuple[list[object], dict[str, object]]:
     prompts = [Prompt.chat("Name three fruits."), Prompt.chat("What is a lake?")]
     options = SamplingOptions(max_tokens=12, temperature=0.8)
     requests = build_requests([engine.resolve(p, options) for p in prompts], root_seed=3)
-    found = engine.generate(requests).generations
-    return [[list(g.token_ids), g.text, g.evidence and g.evidence.to_json()] for g in found]
+    found = engine.generate(requests)
+    stats, known = found.stats, engine_metrics(engine._llm)
+    shown = [
+        [list(g.token_ids), g.text, g.evidence and g.evidence.to_json()] for g in found.generations
+    ]
+    return shown, {
+        "source": stats.timings.source,
+        "completions": stats.timings.completions,
+        "first_tokens": stats.timings.first_tokens,
+        "gaps": sum(times for _, times in stats.timings.gaps),
+        "seconds": stats.seconds,
+        "kv_peak": stats.kv_peak,
+        "generated": known.get("vllm:generation_tokens"),
+        "preempted": known.get(PREEMPTIONS),
+        "tokens": stats.tokens,
+        "prompt_tokens": stats.prompt_tokens,
+        "vllm_prompt_tokens": known.get("vllm:prompt_tokens"),
+    }
 
 
 def interrupted(model: str, log: Path) -> str:
@@ -62,15 +79,17 @@ def main() -> None:
     too_long = EngineSpec(model, options={"max_model_len": 10_000_000})
     out["failed"] = refused(too_long, folder / "c.log")
     out["interrupted"] = interrupted(model, folder / "d.log")
-    rounds = []
-    for name in ("e.log", "f.log"):
-        engine = VLLMOfflineEngine(EngineSpec(model), log_path=folder / name)
-        first = answers(engine)
+    rounds, measured = [], []
+    # The second engine keeps vLLM's own statistics: they change no result.
+    for name, options in (("e.log", {}), ("f.log", {"disable_log_stats": False})):
+        engine = VLLMOfflineEngine(EngineSpec(model, options=options), log_path=folder / name)
+        first, stats = answers(engine)
+        measured.append(stats)
         report = engine.shutdown()
         rounds.append(first)
         out["freed"], out["kept"] = report.freed, report.kept
         out["again"] = engine.shutdown().freed
-    out["rounds"] = rounds
+    out["rounds"], out["measured"] = rounds, measured
     out["cell"] = cell.getvalue()
     sys.stdout = terminal
     print(json.dumps(out))

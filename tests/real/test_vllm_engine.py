@@ -327,3 +327,9 @@ def test_statistics(vllm_engine: VLLMOfflineEngine) -> None:
     assert result.stats.tokens == sum(len(g.token_ids) for g in result.generations)
     assert result.stats.seconds > 0
     assert (result.stats.cached_tokens, result.stats.preemptions) == (0, 0)
+    times = result.stats.timings
+    assert len(times.completions) == len(times.first_tokens) == len(QUESTIONS)
+    assert max(times.first_tokens) < max(times.completions) <= result.stats.seconds
+    assert sum(count for _, count in times.gaps) == result.stats.tokens - len(QUESTIONS)
+    assert result.stats.kv_peak is not None
+    assert 0 < result.stats.kv_peak < 1

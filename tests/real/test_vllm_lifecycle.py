@@ -73,3 +73,16 @@ def test_shutdown_says_what_it_freed_and_kept(lifecycle: dict[str, Any]) -> None
     assert "MiB of this process's main memory" in lifecycle["freed"][0]
     assert any("stay imported" in line for line in lifecycle["kept"])
     assert lifecycle["again"] == []
+
+
+def test_metrics_are_ours_and_vllms_own_where_it_keeps_them(lifecycle: dict[str, Any]) -> None:
+    ours, own = lifecycle["measured"]
+    assert (ours["source"], own["source"]) == ("steps", "vLLM")
+    assert (ours["generated"], ours["preempted"]) == (None, None)
+    assert (own["generated"], own["preempted"]) == (own["tokens"], 0)
+    assert own["vllm_prompt_tokens"] == own["prompt_tokens"]
+    for found in (ours, own):
+        assert len(found["completions"]) == len(found["first_tokens"]) == 2
+        assert 0 < max(found["first_tokens"]) < max(found["completions"]) <= found["seconds"]
+        assert found["gaps"] == found["tokens"] - 2
+        assert 0 < found["kv_peak"] < 0.1
