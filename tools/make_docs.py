@@ -14,8 +14,10 @@ from jupyter_detllm.controls.environ import ENV_CONTROLS, NO_EFFECT, RECORDED, E
 from jupyter_detllm.core.fields import FIELDS
 from jupyter_detllm.core.fieldspec import Group
 from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.policy import PolicyKind
 from jupyter_detllm.core.verdict import RULES, Verdict
 from jupyter_detllm.doctor.table import KINDS
+from jupyter_detllm.verify.report import ACCEPTABLE
 from tools.markdown import NOTE, table
 from tools.reference_pages import commands, configuration, magics
 from tools.schema_page import schemas
@@ -107,6 +109,28 @@ MEANINGS: Mapping[Verdict, str] = {
 }
 
 
+POLICIES: Mapping[PolicyKind, str] = {
+    PolicyKind.TOKENS: "`match` and `tokens_match`; the default",
+    PolicyKind.BITWISE: "`match`",
+    PolicyKind.WITHIN: "`match`, and `tokens_match` where logprobs are on both sides and differ by "
+    "at most ATOL nats",
+    PolicyKind.PREFIX: "equal first N tokens of every generation; counted as `relaxed` where more "
+    "differs",
+}
+SPELLED: Mapping[PolicyKind, str] = {
+    PolicyKind.TOKENS: "tokens",
+    PolicyKind.BITWISE: "bitwise",
+    PolicyKind.WITHIN: "within(ATOL)",
+    PolicyKind.PREFIX: "prefix(N)",
+}
+EXIT_CODES = (
+    ("0", "every stamped cell was compared and accepted"),
+    ("1", "drift, divergence, or a policy that was not met"),
+    ("2", "usage, an unreadable file, a failed execution, a broken stamp"),
+    ("3", "nothing failed, but something was not verified"),
+)
+
+
 def verdicts() -> str:
     """Return the page of verdicts: what each means, and the rules that give them."""
     meanings = [(f"`{verdict}`", MEANINGS[verdict]) for verdict in Verdict]
@@ -121,6 +145,18 @@ def verdicts() -> str:
             "## Rules\n",
             "The first rule that applies to a cell gives its verdict.\n",
             table(("order", "rule", "verdict"), rows),
+            "## Policies\n",
+            "A policy says which verdicts are accepted. `--policy` wins, then a cell's tag "
+            "`detllm-policy-tokens` or `detllm-policy-bitwise`, then `%%detgen --policy`, then "
+            "`tokens`.\n",
+            table(
+                ("policy", "accepts"), [(f"`{SPELLED[kind]}`", POLICIES[kind]) for kind in SPELLED]
+            ),
+            f"Not verified are {', '.join(f'`{name}`' for name in sorted(ACCEPTABLE))}: each can "
+            "be let pass by name, with `--accept`, and none counts as verified.\n",
+            "## Exit codes\n",
+            "With several reasons, 2 comes before 1, and 1 before 3.\n",
+            table(("exit code", "meaning"), EXIT_CODES),
         ]
     )
 
