@@ -146,8 +146,8 @@ def verdicts() -> str:
             "The first rule that applies to a cell gives its verdict.\n",
             table(("order", "rule", "verdict"), rows),
             "## Policies\n",
-            "A policy says which verdicts are accepted. `--policy` wins, then a cell's tag "
-            "`detllm-policy-tokens` or `detllm-policy-bitwise`, then `%%detgen --policy`, then "
+            "A policy says which verdicts are accepted. `--policy` of a command wins, then the "
+            "one of `%%detgen --policy`, then a cell's tag `detllm-policy-POLICY`, then "
             "`tokens`.\n",
             table(
                 ("policy", "accepts"), [(f"`{SPELLED[kind]}`", POLICIES[kind]) for kind in SPELLED]
