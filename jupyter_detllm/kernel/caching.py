@@ -96,10 +96,22 @@ def through_cache(
     done = generate_cached(
         _store(use.max_bytes), scope(), requests, generate, sample=use.sample, current=scope_now
     )
+    _count(done.report)
     for line in (*done.report.mismatches, done.report.problem):
         if line:
             _warn(line)
     return Answered(done.result, done.cached, latest, done.report)
+
+
+def _count(report: CacheReport) -> None:
+    """Tell `%detllm metrics` what the cache did."""
+    from jupyter_detllm.metering.counters import Event, count
+
+    missed = len(report.mismatches)
+    count(Event.CACHE_HIT, report.hits)
+    count(Event.CACHE_MISS, report.generated - report.verified)
+    count(Event.CACHE_VERIFIED, report.verified - missed)
+    count(Event.CACHE_MISMATCH, missed)
 
 
 _stores: dict[tuple[str, int], TextStore] = {}

@@ -16,8 +16,6 @@ class Event(StrEnum):
 
     CACHE_HIT = "cache_hits"
     CACHE_MISS = "cache_misses"
-    CACHE_JOINED = "cache_joined"
-    """An equal request was already being generated: its result was taken."""
     CACHE_VERIFIED = "cache_verified"
     """A hit was generated again and was equal."""
     CACHE_MISMATCH = "cache_mismatches"

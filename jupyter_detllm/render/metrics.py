@@ -88,7 +88,6 @@ def _result_cache(metrics: Metrics) -> str:
     text = f"{metrics.kernel.cache_hits} requests answered out of it"
     names = {
         Event.CACHE_MISS: "not found",
-        Event.CACHE_JOINED: "joined",
         Event.CACHE_VERIFIED: "generated again and equal",
         Event.CACHE_MISMATCH: "GENERATED AGAIN AND NOT EQUAL",
     }

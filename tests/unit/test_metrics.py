@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -15,6 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jupyter_detllm.controls.seeding import forget_seed
+from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines._vllm_metrics import (
     PREEMPTIONS,
@@ -27,16 +32,22 @@ from jupyter_detllm.engines.base import EngineSpec, RunStats, SamplingOptions
 from jupyter_detllm.engines.fake import FakeEngine
 from jupyter_detllm.engines.timing import RESOLUTION, StepClock, Timings, bucket_of, seconds_of
 from jupyter_detllm.errors import UsageError
+from jupyter_detllm.kernel.asking import Ask
+from jupyter_detllm.kernel.caching import CacheUse
+from jupyter_detllm.kernel.cells import Ending, RunningCells
 from jupyter_detllm.kernel.config import DetLLM
 from jupyter_detllm.kernel.ledger import Emitted
 from jupyter_detllm.kernel.measuring import keep, set_thresholds, watch
 from jupyter_detllm.kernel.parsers import verb_parser
 from jupyter_detllm.kernel.session import Session
+from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.kernel.stamping import Recorder
 from jupyter_detllm.metering import counters
 from jupyter_detllm.metering.counters import Event, count, counts
 from jupyter_detllm.metering.log import CellMetrics, Metrics, MetricsLog
 from jupyter_detllm.metering.measures import Measures, measure, together
 from jupyter_detllm.metering.thresholds import Thresholds, crossed
+from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.probes import memory
 from jupyter_detllm.probes.memory import MemoryUse, memory_use
 from jupyter_detllm.render.metrics import metrics_html, metrics_json, metrics_text
@@ -222,19 +233,51 @@ def test_memory_is_the_fullest_gpus_or_this_process(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def counted() -> Iterator[None]:
-    before = counters._counts.copy()
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "_counts", Counter())
+
+
+@pytest.fixture
+def process() -> Iterator[None]:
+    before, state = dict(os.environ), random.getstate()
     yield
-    counters._counts.clear()
-    counters._counts.update(before)
+    forget_seed()
+    random.setstate(state)
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def test_events_are_counted(counted: None) -> None:
-    before = counts()[Event.CACHE_MISS]
     count(Event.CACHE_MISS, 2)
     count(Event.CACHE_MISS)
-    assert counts()[Event.CACHE_MISS] == before + 3
+    assert counts()[Event.CACHE_MISS] == 3
     assert set(counts()) == set(Event)
+
+
+def test_the_result_cache_reports(
+    process: None, counted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    session = Session()
+    session.recorder = Recorder(RunningCells())
+    session.use("fake", {}, Settings(level=Level.REPEATABLE))
+    ask = Ask((Prompt.chat("Hello"),), SamplingOptions(max_tokens=4), cache=CacheUse())
+    for use in (CacheUse(), CacheUse(), CacheUse(sample=1.0)):
+        asked = replace(ask, cache=use)
+        session.run(asked, session.prepare(asked))
+        emitted = session.recorder.close(Ending(None, "x", None, True))
+        assert emitted is not None
+        keep(session, emitted)
+    found = session.metrics.snapshot()
+    assert dict(found.events) == {
+        Event.CACHE_HIT: 1,
+        Event.CACHE_MISS: 1,
+        Event.CACHE_VERIFIED: 1,
+        Event.CACHE_MISMATCH: 0,
+    }
+    assert [cell.measures.cache_hits for cell in found.cells] == [0, 1, 0]
+    assert found.cells[1].measures.tokens_per_second is None
+    assert "1 requests answered out of it, 1 not found, 1 generated again" in metrics_text(found)
 
 
 def sample(label: str = "haiku", **limits: float) -> Metrics:
