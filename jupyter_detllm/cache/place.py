@@ -12,8 +12,6 @@ import os
 import re
 from pathlib import Path
 
-from jupyter_detllm.models.cache import cache_root
-
 __all__ = [
     "SWITCH_VARIABLE",
     "begin_next",
@@ -39,6 +37,9 @@ def switched_off() -> bool:
 
 def results_folder() -> Path:
     """Return the folder in the user's cache; it need not exist."""
+    # The switch alone is read by every session: it must not load what finds models.
+    from jupyter_detllm.models.cache import cache_root
+
     return cache_root() / "results"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jupyter_detllm.cache.entries import pack, unpack
@@ -35,12 +35,12 @@ class Answer:
 
     status: int
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: tuple[tuple[str, str], ...] = ()
 
     @property
     def content_type(self) -> str:
         """The body's type; JSON where nothing is said."""
-        found = (v for k, v in self.headers.items() if k.lower() == "content-type")
+        found = (v for k, v in self.headers if k.lower() == "content-type")
         return next(found, "application/json")
 
     def to_kept(self, key: Digest) -> str | None:
@@ -60,7 +60,7 @@ def read_answer(key: Digest, text: str) -> Answer:
     body = content.text("body").encode("utf-8")
     if not _choices(body):
         raise StampError("a kept answer has no choices")
-    return Answer(200, body, {"Content-Type": content.text("type")})
+    return Answer(200, body, (("Content-Type", content.text("type")),))
 
 
 def server_scope(body: bytes) -> dict[str, str | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,14 +160,21 @@ class Relay:
         if task is not None:
             answer, _ = await asyncio.shield(task)
             return answer, "coalesced"
-        headers = {**_passed_headers(request), "Accept-Encoding": "identity"}
+        passed = _passed_headers(request)
+        headers = [(k, v) for k, v in passed if k.lower() != "accept-encoding"]
+        headers.append(("Accept-Encoding", "identity"))
         task = asyncio.create_task(self._ask(key, headers, request.path, body, before))
         self._asked[key] = task
         task.add_done_callback(lambda _: self._asked.pop(key, None))
         return await asyncio.shield(task)
 
     async def _ask(
-        self, key: Digest, headers: dict[str, str], path: str, body: bytes, before: Answer | None
+        self,
+        key: Digest,
+        headers: Sequence[tuple[str, str]],
+        path: str,
+        body: bytes,
+        before: Answer | None,
     ) -> tuple[Answer, str]:
         """Ask the server; keep the answer, or compare it with the one that was kept."""
         url = self._inner + path
@@ -212,10 +219,10 @@ class Relay:
             headers=_passed_headers(request),
             allow_redirects=False,
         ) as upstream:
-            headers = _passed_headers(upstream)
+            headers = list(_passed_headers(upstream))
             length = upstream.headers.get("Content-Length")
             if length is not None:
-                headers["Content-Length"] = length
+                headers.append(("Content-Length", length))
             out = web.StreamResponse(
                 status=upstream.status, reason=upstream.reason, headers=headers
             )
@@ -242,7 +249,7 @@ class Relay:
 def _response(answer: Answer, how: str) -> Any:
     from aiohttp import web
 
-    headers = {**answer.headers, HEADER: how}
+    headers = [*answer.headers, (HEADER, how)]
     return web.Response(status=answer.status, body=answer.body, headers=headers)
 
 
@@ -253,8 +260,8 @@ def _failures(*more: type[Exception]) -> tuple[type[Exception], ...]:
     return (OSError, ClientError, *more)
 
 
-def _passed_headers(message: Any) -> dict[str, str]:
+def _passed_headers(message: Any) -> tuple[tuple[str, str], ...]:
     """Return the headers that are not about one connection only."""
     named = message.headers.get("Connection", "").lower().split(",")
     gone = _HOP | {name.strip() for name in named}
-    return {k: v for k, v in message.headers.items() if k.lower() not in gone}
+    return tuple((k, v) for k, v in message.headers.items() if k.lower() not in gone)

@@ -1,4 +1,4 @@
-"""`%%detgen --cache` in real kernels: a second kernel is answered, and a rerun generates."""
+"""`%%detgen --cache` in a real kernel: an equal call is answered, and a rerun generates."""
 
 from __future__ import annotations
 
@@ -18,39 +18,41 @@ from jupyter_detllm.verify.service import check_notebook
 from tests.builders import cell, notebook
 from tests.kernels import LOAD, USE, errors, execute, stamps, text
 
-PAIR = "%%detgen pair --cache --temperature 0.8 --max-tokens 10\nOne colour\n---\nAnother colour\n"
+OPTIONS = "--seed 3 --temperature 0.8 --max-tokens 10"
+PROMPTS = "\nOne colour\n---\nAnother colour\n"
+FIRST, SECOND = (f"%%detgen {name} --cache {OPTIONS}{PROMPTS}" for name in ("first", "second"))
 DEFAULTS = "%config DetLLM.cache = True\n%config DetLLM.verify_sample = 1.0"
-VERIFIED = "%%detgen plain --seed 3 --max-tokens 10 --temperature 0.8\nOnce"
-OFF = "%%detgen off --seed 3 --max-tokens 10 --temperature 0.8 --no-cache\nOnce"
-AGAIN = VERIFIED.replace("plain", "again")
+VERIFIED, OFF = (f"%%detgen {name} {OPTIONS}{PROMPTS}" for name in ("again", "off --no-cache"))
 WRONG = "%%detgen --verify-sample 0.5\nx"
 
 
 def test_hits_say_so_and_a_rerun_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    first = execute(LOAD, USE, PAIR)
-    second = execute(LOAD, USE, WRONG, PAIR, DEFAULTS, VERIFIED, OFF, AGAIN)
-    assert errors(second[2]) == [
+    cells = execute(LOAD, USE, WRONG, FIRST, SECOND, DEFAULTS, VERIFIED, OFF)
+    assert errors(cells[2]) == [
         "UsageError: --verify-sample is about cached results. Try: add --cache"
     ]
-    (fresh,), (hit,) = stamps(first[2]), stamps(second[3])
+    (fresh,), (hit,) = stamps(cells[3]), stamps(cells[4])
     assert (fresh.cached, hit.cached) == (0, 2)
-    assert hit.without_cache() == fresh
-    assert text(second[3]) == text(first[2])
-    assert text(second[3], 1) == f"{text(first[2], 1)} | from the cache: 2 of 2 requests"
-    run = second[7]["outputs"][-1]["metadata"][RUN_KEY]
-    assert run["cache"] == {"hits": 0, "generated": 1, "verified": 1, "mismatches": 0}
-    assert "cache" not in second[6]["outputs"][-1]["metadata"][RUN_KEY]
+    assert hit.calls[0].generations == fresh.calls[0].generations
+    assert text(cells[4]) == text(cells[3])
+    line = text(cells[3], 1).replace("first", "second")
+    assert text(cells[4], 1) == f"{line} | from the cache: 2 of 2 requests"
+    run = cells[6]["outputs"][-1]["metadata"][RUN_KEY]
+    assert run["cache"] == {"hits": 0, "generated": 2, "verified": 2, "mismatches": 0}
+    assert "cache" not in cells[7]["outputs"][-1]["metadata"][RUN_KEY]
 
-    reference, _ = promote(notebook(*map(cell, (LOAD, USE)), first[2]), Update.NEW)
-    reference["cells"][2]["outputs"] = second[3]["outputs"]
-    assert check_notebook("nb", reference).cells[0].verdict is Verdict.RECORDED
+    book, _ = promote(notebook(*map(cell, (LOAD, USE)), cells[3], cells[4]), Update.NEW)
+    for made in book["cells"][2:]:
+        made["outputs"][-1]["metadata"][RUN_KEY]["run_id"] = "another run"
+    verdicts = [c.verdict for c in check_notebook("nb", book).cells]
+    assert verdicts == [Verdict.MATCH, Verdict.RECORDED]
     path = tmp_path / "nb.ipynb"
-    path.write_text(json.dumps(reference))
+    path.write_text(json.dumps(book))
     store = TextStore(results_folder())
     before = store.counters()
     report = rerun_paths([path])
-    assert [c.verdict for c in report.cells] == [Verdict.MATCH]
+    assert [c.verdict for c in report.cells] == [Verdict.MATCH, Verdict.MATCH]
     assert report.exit_code == 0
     assert store.counters() == before
     store.close()

@@ -108,6 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.send_header("X-Of-The-Server", "yes")
+        self.send_header("Set-Cookie", "a=1")
+        self.send_header("Set-Cookie", "b=2")
         self.end_headers()
         self.wfile.write(data)
 
@@ -227,7 +229,8 @@ def test_a_stream_that_breaks_off_does_not_look_whole(
 
 
 def test_other_paths_and_methods_pass_through(proxy: RunningProxy, upstream: Upstream) -> None:
-    status, _, body = send(proxy.url, b"", "/v1/models?a=%2F", "GET")
+    status, headers, body = send(proxy.url, b"", "/v1/models?a=%2F", "GET")
+    assert headers.get_all("Set-Cookie") == ["a=1", "b=2"]
     assert (status, json.loads(body)) == (418, {"path": "/v1/models?a=%2F"})
     assert how(proxy.url, ASKED, "/v1/completions?x=1") is None
     assert how(proxy.url, ASKED, "/v1/embeddings") is None
@@ -416,7 +419,7 @@ def test_ids_times_and_logprobs_are_not_compared() -> None:
     assert kept is not None
     assert read_answer(key, kept).body == answer().body
     assert Answer(200, b"\xff").to_kept(key) is None
-    assert Answer(200, b"{}", {"content-type": "text/html"}).to_kept(key) is None
+    assert Answer(200, b"{}", (("content-type", "text/html"),)).to_kept(key) is None
 
 
 def serve_arguments(*words: str) -> Namespace:
