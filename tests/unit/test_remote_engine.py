@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +11,16 @@ import pytest
 
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines.base import Elsewhere, Engine, EngineSpec, SamplingOptions, load_engine
+from jupyter_detllm.engines import _remote_options
+from jupyter_detllm.engines._remote_http import Patience
+from jupyter_detllm.engines.base import (
+    Elsewhere,
+    Engine,
+    EngineSpec,
+    Progress,
+    SamplingOptions,
+    load_engine,
+)
 from jupyter_detllm.engines.vllm_remote import VLLMRemoteEngine
 from jupyter_detllm.errors import (
     ControlError,
@@ -52,8 +60,6 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jupyter_detllm.engines._remote_http import Patience
-
     monkeypatch.setattr(Patience, "pause", lambda self, attempt, asked: 0.001)
 
 
@@ -186,12 +192,13 @@ def test_a_server_that_dies_midway_is_one_line(server: FakeServer) -> None:
     engine.shutdown()
 
 
-def test_silence_is_not_asked_twice(server: FakeServer) -> None:
-    engine = remote(server, timeout=1)
+def test_silence_is_not_asked_twice(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_remote_options, "_DEFAULT", Patience(silence=0.2))
+    engine = remote(server)
     requests = engine_contract.ask(engine, ["one"])
     before = len(server.asked(PATH))
-    server.faults[PATH] = [Fault(silent=1.3)]
-    with pytest.raises(EngineError, match="said nothing for 1 s"):
+    server.faults[PATH] = [Fault(silent=0.4)]
+    with pytest.raises(EngineError, match=r"said nothing for 0\.2 s"):
         engine.generate(requests)
     assert len(server.asked(PATH)) == before + 1
     engine.shutdown()
@@ -202,17 +209,17 @@ def test_an_interrupt_closes_every_connection_at_once() -> None:
         engine = remote(server)
         longer = SamplingOptions(max_tokens=200, ignore_eos=True)
         requests = engine_contract.ask(engine, ["one", "two", "three"], options=longer)
-        start = time.monotonic()
-        timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
-        timer.start()
+
+        def interrupt(state: Progress) -> None:
+            if state.tokens >= 3:
+                signal.raise_signal(signal.SIGINT)
+
         with pytest.raises(KeyboardInterrupt):
-            engine.generate(requests)
-        timer.join()
-        assert time.monotonic() - start < 2.0
-        deadline = time.monotonic() + 3.0
-        while server.cut_short < 3 and time.monotonic() < deadline:
+            engine.generate(requests, progress=interrupt)
+        interrupted = time.monotonic()
+        while server.cut_short < 3 and time.monotonic() < interrupted + 5.0:
             time.sleep(0.02)
-        assert server.cut_short == 3
+        assert server.cut_short == 3, "the server was not told to stop"
         engine.shutdown()
 
 

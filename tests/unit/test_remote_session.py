@@ -11,10 +11,11 @@ from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.stamp import source_digest
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import EngineError, InvarianceError
 from jupyter_detllm.kernel.asking import Ask
+from jupyter_detllm.kernel.engine_options import parse_use
+from jupyter_detllm.kernel.parsers import verb_parser
 from jupyter_detllm.kernel.session import Session
 from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.kernel.status import engine_text, status_text
@@ -158,7 +159,15 @@ def test_development_mode_tells_the_configuration() -> None:
         session.release()
 
 
-def test_the_same_source_has_the_same_stamp(server: FakeServer) -> None:
+def test_the_line_of_use_takes_an_address_and_a_served_name() -> None:
+    words = ["http://127.0.0.1:8000/v1", "--model", "two", "--seed", "4"]
+    arguments, options = parse_use(words, verb_parser("use"))
+    assert arguments.model == words[0]
+    assert arguments.seed == 4
+    assert options == {"model": "two"}
+
+
+def test_two_sessions_have_one_stamp(server: FakeServer) -> None:
     found = []
     for _ in range(2):
         session = used(server)
@@ -166,4 +175,3 @@ def test_the_same_source_has_the_same_stamp(server: FakeServer) -> None:
         found.append(cell.stamp("source").digest)
         session.release()
     assert found[0] == found[1]
-    assert source_digest("source")
