@@ -11,9 +11,8 @@ from typing import Any
 
 from jupyter_detllm.engines.timing import Timings
 
-__all__ = ["KV_USAGE", "PREEMPTIONS", "engine_metrics", "kv_usage", "with_own_timings"]
+__all__ = ["PREEMPTIONS", "engine_metrics", "kv_manager", "with_own_timings"]
 
-KV_USAGE = "vllm:kv_cache_usage_perc"
 PREEMPTIONS = "vllm:num_preemptions"
 
 
@@ -29,12 +28,11 @@ def engine_metrics(llm: Any) -> Mapping[str, float]:
     return found
 
 
-def kv_usage(engine: Any) -> float | None:
-    """Return the share of KV blocks in use, 0 to 1; None where the engine is another process."""
+def kv_manager(engine: Any) -> Any:
+    """Return what tells, as `usage`, the share of KV blocks in use; None in another process."""
     core = getattr(engine.engine_core, "engine_core", None)
     manager = getattr(getattr(core, "scheduler", None), "kv_cache_manager", None)
-    value = getattr(manager, "usage", None)
-    return float(value) if isinstance(value, (int, float)) else None
+    return manager if isinstance(getattr(manager, "usage", None), (int, float)) else None
 
 
 def with_own_timings(timings: Timings, outputs: Sequence[Any]) -> Timings:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
-from jupyter_detllm.engines._vllm_metrics import kv_usage
+from jupyter_detllm.engines._vllm_metrics import kv_manager
 from jupyter_detllm.engines._vllm_ranks import in_step
 from jupyter_detllm.engines.base import Progress, ProgressCallback
 from jupyter_detllm.engines.timing import StepClock, Timings
@@ -85,7 +85,8 @@ class Ticker:
         self._clock = StepClock()
         self._waiting: dict[str, Any] = {}
         self._going_on = 0
-        self.kv_peak: float | None = None
+        self._kv_manager = kv_manager(engine)
+        self._kv_peak = 0.0
         self._start = time.perf_counter()
         self._next = self._start + PROGRESS_SECONDS
         self.requests: dict[str, Any] = {}
@@ -104,10 +105,10 @@ class Ticker:
         """Return when tokens came, by our clock."""
         return self._clock.timings()
 
-    def _meter(self) -> None:
-        used = kv_usage(self._engine)
-        if used is not None:
-            self.kv_peak = max(used, self.kv_peak or 0.0)
+    @property
+    def kv_peak(self) -> float | None:
+        """Largest share of KV blocks seen in use before a step; None where none was."""
+        return self._kv_peak or None
 
     def before(self) -> None:
         """Take hold of the scheduler's requests: it forgets those that finish."""
@@ -116,7 +117,8 @@ class Ticker:
             self.requests |= found
             self._waiting |= found
             self._taken = bool(found)
-        self._meter()
+        if self._kv_manager is not None and (used := self._kv_manager.usage) > self._kv_peak:
+            self._kv_peak = float(used)
 
     def __call__(self, outputs: Sequence[Any]) -> None:
         """Take note of one step's outputs."""
@@ -128,7 +130,6 @@ class Ticker:
             self._done += len(finished)
             self._tokens += sum(len(o.outputs[0].token_ids) for o in finished)
             self._time(len(finished))
-        self._meter()
         now = time.perf_counter()
         if self._progress is None or now < self._next:
             return
@@ -145,7 +146,7 @@ class Ticker:
     def _time(self, finished: int) -> None:
         """Note a step: whoever had a token before it, and was not finished, got another."""
         waiting = self._waiting.items()
-        begun = [key for key, r in waiting if getattr(r, "num_output_tokens", 0)]
+        begun = [key for key, r in waiting if getattr(r, "num_output_tokens", 0)] if waiting else ()
         for key in begun:
             del self._waiting[key]
         self._clock.step(going_on=self._going_on, first=len(begun), finished=finished)

@@ -15,6 +15,7 @@ __all__ = ["RESOLUTION", "Gaps", "StepClock", "Timings", "bucket_of", "seconds_o
 
 RESOLUTION = 1.02
 """A gap between tokens is kept to 2 %: calls of any length take little room."""
+_SCALE = 1 / math.log(RESOLUTION)
 _LEAST = 1e-6
 
 Gaps = tuple[tuple[int, int], ...]
@@ -23,7 +24,7 @@ Gaps = tuple[tuple[int, int], ...]
 
 def bucket_of(seconds: float) -> int:
     """Return the bucket of a time in seconds."""
-    return round(math.log(max(seconds, _LEAST) / _LEAST, RESOLUTION))
+    return round(math.log(max(seconds, _LEAST) / _LEAST) * _SCALE)
 
 
 def seconds_of(bucket: int) -> float:
@@ -91,8 +92,10 @@ class StepClock:
         now = self._clock()
         if going_on > 0:
             self._gaps[bucket_of(now - self._last)] += going_on
-        self._first += [now - self._start] * first
-        self._completions += [now - self._start] * finished
+        if first:
+            self._first += [now - self._start] * first
+        if finished:
+            self._completions += [now - self._start] * finished
         self._last = now
 
     def timings(self) -> Timings:

@@ -24,7 +24,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines._vllm_metrics import (
     PREEMPTIONS,
     engine_metrics,
-    kv_usage,
+    kv_manager,
     with_own_timings,
 )
 from jupyter_detllm.engines._vllm_run import Ticker
@@ -187,7 +187,7 @@ def test_the_ticker_times_completions_and_gaps() -> None:
     assert len(found.completions) == len(found.first_tokens) == 2
     # a: 3 gaps, b: 1.
     assert sum(times for _, times in found.gaps) == 4
-    assert ticker.kv_peak == pytest.approx(0.4)
+    assert ticker.kv_peak == pytest.approx(0.3)
 
 
 def test_vllms_own_times_are_taken_where_every_request_has_them() -> None:
@@ -216,7 +216,7 @@ def test_vllms_metrics_are_summed_and_absent_without_statistics() -> None:
 
     assert engine_metrics(llm(log_stats=True)) == {PREEMPTIONS: 3.0}
     assert engine_metrics(llm(log_stats=False)) == {}
-    assert kv_usage(SimpleNamespace(engine_core=SimpleNamespace())) is None
+    assert kv_manager(SimpleNamespace(engine_core=SimpleNamespace())) is None
 
 
 def test_memory_is_the_fullest_gpus_or_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
