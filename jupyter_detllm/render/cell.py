@@ -129,7 +129,22 @@ def _details(stamp: Stamp, digest: str) -> list[tuple[str, str]]:
     if stamp.cached:
         what = f"{stamp.cached} of {len(stamp.requests)} requests: nothing was generated for them"
         rows.append(("from cache", what))
-    return [*rows, *_tokens(stamp)]
+    return [*rows, *_attempts(stamp), *_tokens(stamp)]
+
+
+def _attempts(stamp: Stamp) -> list[tuple[str, str]]:
+    """Return one line per try of an expectation: which, of what, and what it left."""
+    tried = [call.attempt for call in stamp.calls if call.attempt is not None]
+    rows = [
+        (
+            f"try {a.number} of {a.most}",
+            f"{len(a.stands_for) - len(a.unmet)} of {len(a.stands_for)} as expected; "
+            f"{a.kind} {a.expected}",
+        )
+        for a in tried[:_LISTED]
+    ]
+    more = len(tried) - len(rows)
+    return [*rows, ("", f"and {more} more tries")] if more else rows
 
 
 def _tokens(stamp: Stamp) -> list[tuple[str, str]]:

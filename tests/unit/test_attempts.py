@@ -21,6 +21,7 @@ from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
 from jupyter_detllm.engines.fake import FakeEngine
 from jupyter_detllm.errors import StampError
+from jupyter_detllm.render.cell import stamp_html
 from jupyter_detllm.verify.replay import replay_paths
 from tests.builders import make_stamp, notebook, stamped_cell, tried, with_actual
 from tests.fakes import Run
@@ -144,6 +145,15 @@ def test_tries_compare_call_by_call() -> None:
     fewer = three((1,), ("Another two.",))
     (field,) = decide(facts_of(stamp, fewer)).facts.fields
     assert field.name == "engine.batch"
+
+
+def test_the_stamp_opens_to_its_tries() -> None:
+    stamp = three()
+    markup = stamp_html(stamp, "line", "sha256:0")
+    expected = stamp.calls[0].attempt.expected  # type: ignore[union-attr]
+    assert f"try 1 of 3   1 of 3 as expected; pattern {expected}\n" in markup
+    assert f"try 2 of 3   2 of 2 as expected; pattern {expected}\n" in markup
+    assert "try" not in stamp_html(make_stamp(SOURCE), "line", "sha256:0")
 
 
 def test_promotion_keeps_tries() -> None:
