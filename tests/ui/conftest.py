@@ -44,16 +44,4 @@ def lab(lab_page: Front, request: pytest.FixtureRequest, tmp_path: Path) -> Iter
     yield lab_page
     if request.session.testsfailed > failed:
         lab_page.page.screenshot(path=str(tmp_path / "failed.png"))
-    for _ in range(3):  # a dialog that a failed test left would fail all that follow
-        if lab_page.page.locator(".jp-Dialog").count():
-            lab_page.page.keyboard.press("Escape")
-            lab_page.page.wait_for_timeout(200)
-    lab_page.evaluate(
-        """async () => {
-          const app = window.jupyterapp;
-          for (const w of [...app.shell.widgets('main')]) {
-            if (w.context) { w.context.model.dirty = false; w.dispose(); }
-          }
-          await app.serviceManager.sessions.shutdownAll();
-        }"""
-    )
+    lab_page.clear()

@@ -18,6 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,8 @@ class Server:
         self._port = _free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
+        self._spares = ThreadPoolExecutor(max_workers=1)
+        self._spare: Future[str] | None = None
 
     def __enter__(self) -> Server:
         for name in ("root", "home", "config/labconfig", "data/labextensions", "runtime"):
@@ -192,8 +195,25 @@ class Server:
         body = json.dumps({"raw": json.dumps(settings)})
         self.get(f"/lab/api/settings/{plugin}", "PUT", body)
 
+    def spare_kernel(self) -> str:
+        """Return the id of a kernel that nobody uses; the next one starts meanwhile."""
+        spare = self._spare or self._spares.submit(self._start_kernel)
+        found = spare.result()
+        self._spare = self._spares.submit(self._start_kernel)
+        return found
+
+    def _start_kernel(self) -> str:
+        return str(json.loads(self.get("/api/kernels", "POST", '{"name": "python3"}'))["id"])
+
+    def begin_session(self, name: str) -> None:
+        """Start the kernel of a notebook while a page still loads; it will be found there."""
+        kernel = {"name": "python3"}
+        session = {"path": name, "name": name, "type": "notebook", "kernel": kernel}
+        self._spares.submit(self.get, "/api/sessions", "POST", json.dumps(session))
+
     def stop_kernels(self) -> None:
         """Shut down every kernel."""
+        self._spare = None
         for kernel in json.loads(self.get("/api/kernels")):
             with contextlib.suppress(OSError):
                 self.get(f"/api/kernels/{kernel['id']}", "DELETE")
@@ -201,6 +221,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         if self._process is None:
             return
+        self._spares.shutdown(cancel_futures=True)
         with contextlib.suppress(OSError):
             self.stop_kernels()
         self._process.send_signal(signal.SIGTERM)
@@ -295,6 +316,30 @@ _META = f"""() => {{
   }};
 }}"""
 _MODULE = "window._JUPYTERLAB['jupyter-detllm'].get('./extension').then(f => f())"
+# Changes are gathered for a quarter of a second; a page without the extension gathers none.
+_SETTLED = f"""async () => {{
+  const extension = window._JUPYTERLAB['jupyter-detllm'];
+  const stampers = extension && (await extension.get('./extension'))().stampers;
+  const stamper = stampers && stampers.get({_CURRENT}.context);
+  const pause = milliseconds => new Promise(resolve => setTimeout(resolve, milliseconds));
+  await pause(30);
+  while (stamper && stamper.timer) await pause(20);
+  await new Promise(resolve => requestAnimationFrame(resolve));
+}}"""
+# The command's end is also that of its checkpoint: until then another Save does nothing.
+_WHEN_SAVED = f"""() => {{
+  {_CURRENT}.activate();
+  const {{ commandExecuted }} = window.jupyterapp.commands;
+  window._saved = new Promise((resolve, reject) => {{
+    const seen = (_, {{ id, result }}) => {{
+      if (id === 'docmanager:save') {{
+        commandExecuted.disconnect(seen);
+        result.then(() => resolve(true), reject);
+      }}
+    }};
+    commandExecuted.connect(seen);
+  }});
+}}"""
 
 
 class Front:
@@ -322,13 +367,21 @@ class Front:
             self._loaded = True
         return self
 
-    def open(self, name: str, *, kernel: bool = True) -> Front:
-        """Open a notebook; in JupyterLab as a tab of the page that is there."""
+    def open(self, name: str, *, kernel: bool = True, spare: bool = True) -> Front:
+        """Open a notebook; in JupyterLab as a tab of the page that is there.
+
+        A spare kernel is there at once, but its environment does not name the notebook.
+        Tests open different names: sessions of the one before may still be ending.
+        """
         self.page.bring_to_front()  # a page behind another one is hardly drawn
         if self.is_lab:
+            args: dict[str, Any] = {"path": name, "factory": "Notebook"}
+            if spare:
+                args["kernel"] = {"id": self.server.spare_kernel()}
             self.start_app()
-            self.command("docmanager:open", {"path": name, "factory": "Notebook"})
+            self.command("docmanager:open", args)
         else:
+            self.server.begin_session(name)
             self.page.goto(f"{self.server.url}/notebooks/{name}")
         # Notebook 7 may put an empty untitled element first: wait for the very file.
         self.page.wait_for_function(
@@ -343,7 +396,7 @@ class Front:
     def reopen(self, name: str) -> Front:
         """Close the notebook in front without saving, and open it again from the disk."""
         self.close()
-        return self.open(name)
+        return self.open(name, spare=False)
 
     def close(self) -> None:
         """Close the notebook in front, whatever was not saved."""
@@ -351,6 +404,22 @@ class Front:
             self.evaluate(f"() => {{ const w = {_CURRENT}; w.context.model.dirty = false; }}")
             self.evaluate(f"() => {_CURRENT}.dispose()")
             self.page.wait_for_timeout(100)
+
+    def clear(self) -> None:
+        """Close every notebook and dialog, and end the kernels that they had."""
+        for _ in range(3):  # a dialog that a failed test left would fail all that follow
+            if self.page.locator(".jp-Dialog").count():
+                self.page.keyboard.press("Escape")
+                self.page.wait_for_timeout(200)
+        self.evaluate(
+            """async () => {
+              const app = window.jupyterapp;
+              for (const w of [...app.shell.widgets('main')]) {
+                if (w.context) { w.context.model.dirty = false; w.dispose(); }
+              }
+              void app.serviceManager.sessions.shutdownAll();
+            }"""
+        )
 
     def quit(self) -> None:
         """Close the page."""
@@ -397,17 +466,20 @@ class Front:
         """Make one cell the active one."""
         self.evaluate(f"i => {{ {_CURRENT}.content.activeCellIndex = i; }}", index)
 
-    def settle(self, milliseconds: int = 350) -> None:
-        """Wait as long as the extension gathers changes."""
-        self.page.wait_for_timeout(milliseconds)
+    def settle(self, milliseconds: int = 0) -> None:
+        """Wait until the extension has looked at every change, or for a given time."""
+        if milliseconds:
+            self.page.wait_for_timeout(milliseconds)
+        else:
+            self.evaluate(_SETTLED)
 
     def save(self) -> Book:
         """Save by the keyboard, as a user does; return what is on the disk."""
-        self.evaluate(f"() => {_CURRENT}.activate()")
+        self.evaluate(_WHEN_SAVED)
         self.page.keyboard.press("Escape")
         self.page.keyboard.press("Control+s")
-        self.wait(f"() => !{_CURRENT}.context.model.dirty")
-        self.page.wait_for_timeout(100)
+        self.evaluate("() => window._saved")
+        assert not self.model()["dirty"]
         return self.server.read(self.name())
 
     def name(self) -> str:

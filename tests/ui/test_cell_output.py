@@ -90,6 +90,7 @@ def test_a_run_shows_one_text_and_a_stamp_that_opens(lab: Front) -> None:
     area.get_by_text("fingerprint ").wait_for()
 
 
+@pytest.mark.slow
 def test_an_export_reads_on_without_style_or_script(context: Any, tmp_path: Path) -> None:
     path = tmp_path / "export.ipynb"
     path.write_text(json.dumps(notebook(output())))

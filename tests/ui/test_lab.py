@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jupyter_detllm.cli import main
 from jupyter_detllm.core.notebook import KEY, RUN_KEY, check_cell, read_notebook
 from jupyter_detllm.core.promotion import Update, promote
+from tests.builders import stamped_cell
 from tests.ui.lab import LOAD, USE, Front, drift
 
 Book = dict[str, Any]
@@ -46,19 +48,26 @@ def run_id(book: Book, index: int) -> str:
     return str(found[RUN_KEY]["run_id"])
 
 
-def detllm(path: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "jupyter_detllm", *argv, str(path)], capture_output=True, text=True
-    )
+def live(book: Book) -> list[str]:
+    """Return the verdicts that the kernel gave when cells ran."""
+    found = [o.get("metadata", {}) for c in book["cells"] for o in c.get("outputs", [])]
+    return [m[RUN_KEY]["verdict"] for m in found if KEY in m]
+
+
+def detllm(path: Path, *argv: str) -> tuple[int, str]:
+    """Run the command on a file; return its exit code and what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        code = main([*argv, str(path)])
+    return code, shown.getvalue()
 
 
 def assert_as_python_stamps(front: Front) -> None:
     """Assert that Python would not change a byte of what was saved."""
     path = front.server.root / front.name()
     before = path.read_bytes()
-    done = detllm(path, "stamp")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "not changed" in done.stdout
+    code, shown = detllm(path, "stamp")
+    assert code == 0, shown
+    assert "not changed" in shown
     assert path.read_bytes() == before
 
 
@@ -74,6 +83,8 @@ def test_run_save_reopen_rerun(lab: Front) -> None:
     assert verdicts(book) == ["recorded", "recorded"]
     assert book["cells"][2]["metadata"][KEY]["recorded_run"] == run_id(book, 2)
     assert_as_python_stamps(lab)
+    # The kernel compared at once with what the request carried: nothing yet.
+    assert live(book) == ["unstamped", "unstamped"]
 
     lab.reopen("a.ipynb")
     lab.settle()
@@ -86,10 +97,8 @@ def test_run_save_reopen_rerun(lab: Front) -> None:
     assert [reference(again, i) for i in (2, 3)] == [reference(book, i) for i in (2, 3)]
     assert again["metadata"][KEY] == book["metadata"][KEY]
     assert verdicts(again) == ["match", "match"]
-    assert detllm(lab.server.root / "a.ipynb", "check", "--policy", "bitwise").returncode == 0
-    # The kernel compared at once with the reference that the request carried.
-    (output,) = [o for o in again["cells"][2]["outputs"] if KEY in o["metadata"]]
-    assert output["metadata"][RUN_KEY]["verdict"] == "match"
+    assert detllm(lab.server.root / "a.ipynb", "check", "--policy", "bitwise")[0] == 0
+    assert live(again) == ["match", "match"]
 
 
 def test_the_indicator_is_green_only_when_every_cell_was_compared(lab: Front) -> None:
@@ -121,10 +130,8 @@ def test_drift_is_shown_kept_and_accepted_by_command(lab: Front) -> None:
     assert lab.state()["state"] == "failed"
     kept = lab.save()
     assert [reference(kept, i) for i in (2, 3)] == [reference(before, i) for i in (2, 3)]
-    assert detllm(lab.server.root / "drift.ipynb", "check").returncode == 1
-    for index in (2, 3):
-        (output,) = [o for o in kept["cells"][index]["outputs"] if KEY in o["metadata"]]
-        assert output["metadata"][RUN_KEY]["verdict"] == "drift"
+    assert detllm(lab.server.root / "drift.ipynb", "check")[0] == 1
+    assert live(kept) == ["drift", "drift"]
 
     lab.select(2)
     lab.command("detllm:accept-cell")
@@ -270,7 +277,7 @@ def test_two_views_share_one_stamper(lab: Front) -> None:
 
 
 def test_save_while_running(lab: Front) -> None:
-    lab.server.write("busy.ipynb", LOAD, USE, ONE, "import time; time.sleep(3)", TWO)
+    lab.server.write("busy.ipynb", LOAD, USE, ONE, "import time; time.sleep(1.5)", TWO)
     lab.open("busy.ipynb")
     lab.start()
     lab.wait(f"() => [...{CURRENT}.context.model.cells][2].outputs.length > 1")
@@ -425,12 +432,14 @@ def test_closing_the_tab_and_answering_save(lab: Front) -> None:
 def test_a_tab_closed_while_a_cell_runs_gets_back_what_the_kernel_holds(lab: Front) -> None:
     api = "import jupyter_detllm as det\ng = det.generate('x', max_tokens=4)"
     lab.server.write("gone.ipynb", LOAD, USE, _SLOW, ONE, TWO, api, "%detllm stamps")
-    lab.open("gone.ipynb")
+    lab.open("gone.ipynb", spare=False)  # the kernel is to know the notebook's name
     for index in (0, 1):
         lab.run(index)
     lab.save()
     lab.start()
     lab.wait(f"() => [...{CURRENT}.context.model.cells][2].outputs.length > 0")
+    prompts = f"[...{CURRENT}.node.querySelectorAll('.jp-InputPrompt')]"
+    lab.wait(f"() => {prompts}.slice(2).every(p => p.textContent.includes('*'))")
     lab.reopen("gone.ipynb")
     lab.idle()
     assert set(lab.status()) == {"detllm: not stamped"}
@@ -478,11 +487,10 @@ def executed(path: Path, *sources: str) -> Book:
 
 
 def test_a_headless_notebook_is_not_dirtied_and_save_writes_what_python_stamps(lab: Front) -> None:
-    path = lab.server.write("headless.ipynb", *CELLS)
-    executed(path)
+    path = lab.server.write("headless.ipynb", *[stamped_cell(s) for s in (ONE, TWO)])
     twin = path.with_name("twin.ipynb")
     twin.write_bytes(path.read_bytes())
-    assert detllm(twin, "stamp").returncode == 0
+    assert detllm(twin, "stamp")[0] == 0
     lab.open("headless.ipynb")
     lab.settle(600)
     assert not lab.model()["dirty"]
@@ -619,18 +627,20 @@ def test_completion_offers_verbs_and_options(lab: Front) -> None:
     assert "abs" not in found
 
 
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
-def test_text_stays_readable_in_both_themes(lab: Front, theme: str) -> None:
+def test_text_stays_readable_in_both_themes(lab: Front) -> None:
     lab.server.write("theme.ipynb", *CELLS)
     lab.open("theme.ipynb")
     lab.run_all()
     panel = lab.open_panel()
-    lab.command("apputils:change-theme", {"theme": theme})
-    lab.page.wait_for_timeout(300)
     script = """e => { const s = getComputedStyle(e); return [s.color, s.backgroundColor]; }"""
-    colour, background = panel.evaluate(script)
-    light, dark = (
-        sum(map(int, c[c.index("(") + 1 : -1].split(",")[:3])) for c in (colour, background)
-    )
-    assert abs(light - dark) > 300
-    lab.command("apputils:change-theme", {"theme": "JupyterLab Light"})
+    differences = []
+    for theme in ("Dark", "Light"):
+        lab.command("apputils:change-theme", {"theme": f"JupyterLab {theme}"})
+        lab.wait(f"() => document.body.dataset.jpThemeLight === '{str(theme == 'Light').lower()}'")
+        text, ground = (
+            sum(map(int, c[c.index("(") + 1 : -1].split(",")[:3])) for c in panel.evaluate(script)
+        )
+        differences.append(text - ground)
+    # Light on dark, then dark on light: far apart both times.
+    assert differences[0] > 300
+    assert differences[1] < -300

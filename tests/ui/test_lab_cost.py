@@ -10,7 +10,7 @@ import pytest
 
 from jupyter_detllm.core.promotion import Update, promote
 from tests.builders import cell, make_stamp, notebook, stamped_cell, with_actual
-from tests.ui.lab import Front
+from tests.ui.lab import Front, Server
 
 pytestmark = pytest.mark.slow
 CURRENT = "window.jupyterapp.shell.currentWidget"
@@ -76,9 +76,11 @@ def summary(times: list[float]) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def measured(lab_page: Front) -> dict[str, list[float]]:
-    found = measure(lab_page)
-    lab_page.close()
+def measured(context: Any, lab_server: Server) -> dict[str, list[float]]:
+    """Measure in a page of its own: one that dozens of tests used collects garbage."""
+    front = Front(context, lab_server)
+    found = measure(front)
+    front.quit()
     return found
 
 

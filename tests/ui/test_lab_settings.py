@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ def fresh(context: Any, lab_server: Server) -> Iterator[Front]:
     lab_server.stop_kernels()
 
 
+@pytest.mark.slow
 def test_off_writes_nothing_until_a_command_does(fresh: Front) -> None:
     fresh.server.set_policy("off")
     fresh.server.write("off.ipynb", *CELLS)
@@ -72,6 +75,7 @@ def test_cells_that_are_not_drawn_are_stamped_too(fresh: Front, mode: str) -> No
         fresh.server.set(tracker, {})
 
 
+@pytest.mark.slow
 def test_the_server_stamps_where_no_front_end_does(context: Any, tmp_path: Path) -> None:
     options = (
         "--ServerApp.jpserver_extensions={'jupyter_detllm.serverext': True}",
@@ -95,32 +99,44 @@ def test_the_server_stamps_where_no_front_end_does(context: Any, tmp_path: Path)
             front.quit()
 
 
+@contextlib.contextmanager
+def read_only_server(folder: Path, **options: Any) -> Iterator[Server]:
+    """Start a server on which notebooks named locked cannot be written."""
+    module = folder / "modules"
+    module.mkdir()
+    (module / "readonly.py").write_text(_READ_ONLY)
+    manager = ("--ServerApp.contents_manager_class=readonly.Contents",)
+    environment = {"PYTHONPATH": f"{module}{os.pathsep}{ROOT}"}
+    with Server(folder, options=manager, environment=environment, **options) as server:
+        yield server
+
+
+def run_and_save_what_is_read_only(front: Front) -> None:
+    server = front.server
+    original = server.write("locked.ipynb", *CELLS).read_bytes()
+    front.open("locked.ipynb")
+    front.run_all()
+    assert front.state()["text"] == "stamped, 2 cells"
+    front.evaluate("() => { window.jupyterapp.commands.execute('docmanager:save'); }")
+    front.page.get_by_text("Document is read-only").wait_for()
+    front.page.locator(".jp-Dialog .jp-mod-accept").click()
+    assert (server.root / "locked.ipynb").read_bytes() == original
+    front.evaluate("() => { window.jupyterapp.commands.execute('docmanager:save-as'); }")
+    front.page.locator(".jp-Dialog input").fill("copy.ipynb")
+    front.page.locator(".jp-Dialog .jp-mod-accept").click()
+    front.page.get_by_role("tab", name="copy.ipynb").wait_for()
+    assert keys(server.read("copy.ipynb")) == [False, False, True, True]
+    assert (server.root / "locked.ipynb").read_bytes() == original
+
+
 @pytest.mark.slow
 def test_a_read_only_notebook_is_left_alone_and_its_copy_is_stamped(
     context: Any, tmp_path: Path
 ) -> None:
-    module = tmp_path / "modules"
-    module.mkdir()
-    (module / "readonly.py").write_text(_READ_ONLY)
-    options = ("--ServerApp.contents_manager_class=readonly.Contents",)
-    environment = {"PYTHONPATH": f"{module}:{ROOT}"}
-    with Server(tmp_path, options=options, environment=environment) as server:
+    with read_only_server(tmp_path) as server:
         front = Front(context, server)
         try:
-            original = server.write("locked.ipynb", *CELLS).read_bytes()
-            front.open("locked.ipynb")
-            front.run_all()
-            assert front.state()["text"] == "stamped, 2 cells"
-            front.evaluate("() => { window.jupyterapp.commands.execute('docmanager:save'); }")
-            front.page.get_by_text("Document is read-only").wait_for()
-            front.page.locator(".jp-Dialog .jp-mod-accept").click()
-            assert (server.root / "locked.ipynb").read_bytes() == original
-            front.evaluate("() => { window.jupyterapp.commands.execute('docmanager:save-as'); }")
-            front.page.locator(".jp-Dialog input").fill("copy.ipynb")
-            front.page.locator(".jp-Dialog .jp-mod-accept").click()
-            front.page.get_by_role("tab", name="copy.ipynb").wait_for()
-            assert keys(server.read("copy.ipynb")) == [False, False, True, True]
-            assert (server.root / "locked.ipynb").read_bytes() == original
+            run_and_save_what_is_read_only(front)
         finally:
             front.quit()
 

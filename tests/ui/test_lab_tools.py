@@ -84,7 +84,7 @@ ROUTES: dict[Callable[[Path], None], tuple[str, str, list[str]]] = {
 }
 
 
-QUICK = {nbstripout, nbconvert}
+QUICK = {nbstripout}
 CASES = [
     pytest.param(route, id=route.__name__, marks=[] if route in QUICK else [pytest.mark.slow])
     for route in ROUTES

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from jupyter_detllm.core.notebook import KEY
+from tests.ui import test_lab as scenarios
 from tests.ui.lab import LOAD, USE, Front, Server, drift
-from tests.ui.test_lab import CELLS, ONE, assert_as_python_stamps, keys, reference
+from tests.ui.test_lab import CELLS, ONE, assert_as_python_stamps, keys, live, reference
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,7 @@ def test_run_save_reopen_rerun(front: Front) -> None:
     front.run_all()
     book = front.save()
     assert keys(book) == [False, False, True, True]
+    assert live(book) == ["unstamped", "unstamped"]
     assert front.status() == ["detllm: stamped, 2 cells"]
     assert_as_python_stamps(front)
     front.open("a.ipynb")
@@ -42,7 +44,9 @@ def test_run_save_reopen_rerun(front: Front) -> None:
     front.run_all()
     assert front.status() == ["detllm: verified 2 of 2"]
     assert front.state()["state"] == "verified"
-    assert front.save()["metadata"] == book["metadata"]
+    again = front.save()
+    assert again["metadata"] == book["metadata"]
+    assert live(again) == ["match", "match"]
 
 
 def test_drift_panel_and_accept(front: Front) -> None:
@@ -68,12 +72,32 @@ def test_drift_panel_and_accept(front: Front) -> None:
     assert_as_python_stamps(front)
 
 
-def test_cleared_outputs_are_not_green(front: Front) -> None:
-    front.server.write("c.ipynb", LOAD, USE, ONE)
-    front.open("c.ipynb")
-    front.run_all()
-    front.save()
-    front.command("notebook:clear-all-cell-outputs")
-    front.settle()
-    assert KEY in front.save()["cells"][2]["metadata"]
-    assert front.state()["state"] == "partly"
+def test_off_writes_nothing_until_a_command_does(front: Front) -> None:
+    front.server.set_policy("off")
+    try:
+        front.server.write("off.ipynb", LOAD, USE, ONE)
+        front.open("off.ipynb")
+        front.run_all()
+        assert keys(front.save()) == [False] * 3
+        assert front.state()["text"] == "not stamped: stamps in 1 cell not in the metadata"
+        front.command("detllm:stamp-all")
+        assert keys(front.save()) == [False, False, True]
+    finally:
+        front.server.set_policy(None)
+
+
+SCENARIOS: tuple[Callable[[Front], None], ...] = (
+    scenarios.test_deleting_moving_and_undoing_are_mirrored,
+    scenarios.test_typing_undo_and_redo_are_not_disturbed,
+    scenarios.test_restart_and_run_all_matches,
+    scenarios.test_save_while_running,
+    scenarios.test_cleared_outputs_keep_their_references_and_are_not_verified,
+    scenarios.test_a_cell_that_becomes_markdown_loses_its_reference,
+    scenarios.test_a_tab_closed_while_a_cell_runs_gets_back_what_the_kernel_holds,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda found: found.__name__)
+def test_as_in_jupyterlab(front: Front, scenario: Callable[[Front], None]) -> None:
+    scenario(front)

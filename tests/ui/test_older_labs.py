@@ -1,83 +1,57 @@
-"""The same bundle in the oldest JupyterLab that is supported, and in others on the way."""
+"""The same bundle in older JupyterLabs: the scenarios of the current one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jupyter_detllm.core.notebook import KEY
-from tests.ui.lab import Front, MissingError, Server, drift
-from tests.ui.test_lab import CELLS, assert_as_python_stamps, keys, reference
+from tests.ui import test_lab as scenarios
+from tests.ui import test_lab_settings as settings
+from tests.ui.lab import Front, MissingError
 from tools.lab_envs import python_of
 
 pytestmark = pytest.mark.slow
 
+SCENARIOS: tuple[Callable[[Front], None], ...] = (
+    scenarios.test_run_save_reopen_rerun,
+    scenarios.test_drift_is_shown_kept_and_accepted_by_command,
+    scenarios.test_panel_lists_cells_with_divergence_and_margin_and_jumps,
+    scenarios.test_deleting_moving_and_undoing_are_mirrored,
+    scenarios.test_typing_undo_and_redo_are_not_disturbed,
+    scenarios.test_restart_and_run_all_matches,
+    scenarios.test_two_views_share_one_stamper,
+    scenarios.test_a_shared_kernel_stamps_each_notebook,
+    scenarios.test_save_while_running,
+    scenarios.test_cleared_outputs_keep_their_references_and_are_not_verified,
+    scenarios.test_a_cell_that_becomes_markdown_loses_its_reference,
+    scenarios.test_a_tab_closed_while_a_cell_runs_gets_back_what_the_kernel_holds,
+    settings.run_and_save_what_is_read_only,
+)
+
 
 @pytest.fixture(scope="module", params=["4.0", "4.2", "4.4"])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
+def page(
+    request: pytest.FixtureRequest, context: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Front]:
     python = python_of(request.param)
     if not python.is_file():
         raise MissingError(f"JupyterLab {request.param} is not there: python -m tools.lab_envs")
-    with Server(tmp_path_factory.mktemp("older"), python=str(python)) as found:
-        yield found
+    folder: Path = tmp_path_factory.mktemp("older")
+    with settings.read_only_server(folder, python=str(python)) as server:
+        front = Front(context, server)
+        yield front
+        front.quit()
 
 
 @pytest.fixture
-def front(context: Any, server: Server) -> Iterator[Front]:
-    found = Front(context, server)
-    yield found
-    found.quit()
-    server.stop_kernels()
+def front(page: Front) -> Iterator[Front]:
+    yield page
+    page.clear()
 
 
-def test_run_save_reopen_rerun_drift_accept(front: Front) -> None:
-    front.server.write("a.ipynb", *CELLS)
-    front.open("a.ipynb")
-    assert set(front.status()) == {"detllm: not stamped"}
-    assert not front.model()["dirty"]
-    front.run_all()
-    book = front.save()
-    assert keys(book) == [False, False, True, True]
-    assert set(front.status()) == {"detllm: stamped, 2 cells"}
-    assert_as_python_stamps(front)
-    front.reopen("a.ipynb")
-    front.settle()
-    assert not front.model()["dirty"]
-    front.run_all()
-    assert front.state()["state"] == "verified"
-    assert front.save()["metadata"][KEY] == book["metadata"][KEY]
-
-    front.edit(1, drift())
-    front.run_all()
-    assert set(front.status()) == {"detllm: drift in 2 cells"}
-    assert reference(front.save(), 2) == reference(book, 2)
-    panel = front.open_panel()
-    assert "engine.dtype: bfloat16 -> float32" in panel.inner_text()
-    panel.get_by_role("button", name="cell 4 (two)", exact=True).click()
-    panel.get_by_role("button", name="Accept all").click()
-    assert set(front.status()) == {"detllm: stamped, 2 cells"}
-    after = front.save()
-    assert after["cells"][2]["metadata"][KEY]["previous"] == reference(book, 2)
-    assert_as_python_stamps(front)
-
-
-def test_deleting_undoing_and_clearing(front: Front) -> None:
-    front.server.write("b.ipynb", *CELLS)
-    front.open("b.ipynb")
-    front.run_all()
-    both = front.save()["metadata"][KEY]["generations"]
-    front.select(3)
-    front.command("notebook:delete-cell")
-    front.settle()
-    assert front.save()["metadata"][KEY]["generations"] == both[:1]
-    front.command("notebook:undo-cell-action")
-    front.settle()
-    assert front.save()["metadata"][KEY]["generations"] == both
-    front.command("notebook:clear-all-cell-outputs")
-    front.settle()
-    assert keys(front.save()) == [False, False, True, True]
-    assert front.state()["state"] == "partly"
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda found: found.__name__)
+def test_as_in_the_current_one(front: Front, scenario: Callable[[Front], None]) -> None:
+    scenario(front)
