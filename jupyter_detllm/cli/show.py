@@ -67,6 +67,7 @@ def _stamp_row(stamp: Stamp) -> dict[str, Json]:
         "tokens": [len(g.token_ids) for g in stamp.generations],
         "finish": [g.finish_reason for g in stamp.generations],
         "late": list(stamp.late),
+        "from_cache": stamp.cached,
     }
 
 
