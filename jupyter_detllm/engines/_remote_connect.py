@@ -68,16 +68,26 @@ async def connect(server: Connection, wanted: str, report: Callable[[str], None]
         return _of_record(record, **common)
     report("asking for its configuration")
     info = await server.get("/server_info?config_format=json", optional=True)
-    fields, method = configured_fields(info)
-    told: dict[str, FieldValue] = {**fields, "software.vllm": version["version"][:100]}
-    known = {"configuration"} if fields else set()
+    return _of_any(configured_fields(info), version["version"], fingerprint, **common)
+
+
+def _of_any(
+    configured: tuple[dict[str, FieldValue], str],
+    version: str,
+    fingerprint: str | None,
+    served: str,
+    max_model_len: int | None,
+) -> ServerFacts:
+    fields, method = configured
+    unproven = {*_ALWAYS, *_PLAIN} - ({"configuration"} if fields else set())
     return ServerFacts(
-        **common,
-        identity=ModelIdentity(display_name(card["id"])),
+        served=served,
+        identity=ModelIdentity(display_name(served)),
+        max_model_len=max_model_len,
         method=method,
-        fields=told,
+        fields={**fields, "software.vllm": version[:100]},
         server=fingerprint,
-        unproven=tuple(sorted({*_ALWAYS, *_PLAIN, *(("word",) if method != OFF else ())} - known)),
+        unproven=tuple(sorted(unproven | (set() if method == OFF else {"word"}))),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -68,6 +69,8 @@ class Transcript:
         Prompt tokens out of its cache, where it tells.
     server
         Its `system_fingerprint`.
+    started, arrivals
+        When it was asked for, and when tokens came: time and how many.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -78,6 +81,8 @@ class Transcript:
     prompt_ids: tuple[int, ...] | None = None
     cached_tokens: int = 0
     server: str | None = None
+    started: float = field(default_factory=time.perf_counter)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -98,7 +103,10 @@ class Transcript:
         before = len(self.token_ids)
         for choice in event.get("choices") or ():
             self._choice(choice)
-        return len(self.token_ids) - before
+        brought = len(self.token_ids) - before
+        if brought:
+            self.arrivals.append((time.perf_counter(), brought))
+        return brought
 
     def _choice(self, choice: Mapping[str, Any]) -> None:
         if choice.get("prompt_token_ids") is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from jupyter_detllm.core.generation import Generation, GenerationRequest
+from jupyter_detllm.core.generation import GenerationRequest
 from jupyter_detllm.engines._remote_facts import ServerFacts
 from jupyter_detllm.engines._remote_generate import COMPLETIONS, Transcript, body_of, read_stream
 from jupyter_detllm.engines._remote_http import Connection
@@ -15,6 +17,7 @@ from jupyter_detllm.engines._remote_pieces import Pieces
 from jupyter_detllm.engines._vllm_generate import jobs_of
 from jupyter_detllm.engines._vllm_run import Job
 from jupyter_detllm.engines.base import Progress, ProgressCallback, RunStats
+from jupyter_detllm.engines.timing import Gaps, Timings, bucket_of
 
 __all__ = ["Run", "Tally", "shown", "stats_of"]
 
@@ -90,11 +93,26 @@ def shown(
     return show
 
 
-def stats_of(
-    generations: Sequence[Generation], transcripts: Sequence[Transcript], start: float
-) -> RunStats:
+def stats_of(jobs: Sequence[Job], transcripts: Sequence[Transcript], start: float) -> RunStats:
+    """Return the statistics of one call, as seen from here: the network is in all times."""
     return RunStats(
         seconds=time.perf_counter() - start,
-        tokens=sum(len(generation.token_ids) for generation in generations),
+        tokens=sum(len(found.token_ids) for found in transcripts),
         cached_tokens=sum(found.cached_tokens for found in transcripts),
+        prompt_tokens=sum(len(job.token_ids) for job in jobs),
+        timings=Timings(
+            tuple(found.arrivals[-1][0] - found.started for found in transcripts),
+            tuple(found.arrivals[0][0] - found.started for found in transcripts),
+            _gaps(transcripts),
+            "the network",
+        ),
     )
+
+
+def _gaps(transcripts: Sequence[Transcript]) -> Gaps:
+    """Return the times between tokens; those of one event came together."""
+    found: Counter[int] = Counter()
+    for transcript in transcripts:
+        for (before, _), (now, tokens) in pairwise(transcript.arrivals):
+            found[bucket_of((now - before) / tokens)] += tokens
+    return tuple(sorted(found.items()))

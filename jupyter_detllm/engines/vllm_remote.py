@@ -166,7 +166,7 @@ class VLLMRemoteEngine:
             for job, found in zip(run.jobs, transcripts, strict=True)
         )
         self._same_server(transcripts)
-        return GenerationResult(generations, stats_of(generations, transcripts, start))
+        return GenerationResult(generations, stats_of(run.jobs, transcripts, start))
 
     def _same_server(self, transcripts: Sequence[Transcript]) -> None:
         known = self._facts.server

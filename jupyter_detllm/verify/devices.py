@@ -14,20 +14,20 @@ from jupyter_detllm.core.stamp import Stamp
 __all__ = ["CPU", "devices_for", "devices_held"]
 
 CPU = "cpu"
-_NEEDS_NONE = "fake"
+_NEED_NONE = {"fake", "vllm-server"}
 
 
 def devices_for(stamps: Iterable[Stamp]) -> tuple[str, ...]:
     """Return the devices that an engine for these stamps may use, sorted.
 
-    None for the fake engine; else every GPU this process sees, or the CPU where it
+    None for the fake engine and for servers; else every GPU this process sees, or the CPU where it
     sees none. Without stamps nothing is known, so all of them.
     """
     engines = {
         stamp.fingerprint.values().get("engine.name") if stamp.fingerprint else None
         for stamp in stamps
     }
-    if engines == {_NEEDS_NONE}:
+    if engines and engines <= _NEED_NONE:
         return ()
     from jupyter_detllm.probes.nvidia import gpu_ids
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.stamp import ModelIdentity
-from jupyter_detllm.engines.base import Engine, Invariant
+from jupyter_detllm.engines.base import Elsewhere, Engine, Invariant
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance.cache import forget, key_of, recall, remember
 from jupyter_detllm.invariance.plan import Form, plan_test
 from jupyter_detllm.invariance.selftest import SelfTest, room_of, run_test
 from jupyter_detllm.probes.platform import Platform, compute_platform
 
-__all__ = ["prove", "short_test"]
+__all__ = ["fast_prefill", "prove", "short_test"]
 
 Report = Callable[[str], None]
 
@@ -57,6 +57,17 @@ def prove(
             )
 
 
+def fast_prefill(engine: Engine) -> bool:
+    """Tell whether long prefills cost little where `engine` computes: not on CPU.
+
+    A server that does not tell where that is gets the longer test.
+    """
+    if isinstance(engine, Elsewhere):
+        told = engine.environment()
+        return "hardware.gpu" in told or "hardware.cpu_isa" not in told
+    return compute_platform() is not Platform.CPU
+
+
 def short_test(
     engine: Invariant,
     fingerprint: Fingerprint,
@@ -65,7 +76,7 @@ def short_test(
 ) -> SelfTest:
     """Return what the short self-test shows of the method in force."""
     method = engine.method
-    room = room_of(engine.fields(), fast_prefill=compute_platform() is not Platform.CPU)
+    room = room_of(engine.fields(), fast_prefill=fast_prefill(engine))
     key = key_of(fingerprint, model, method, Form.SHORT)
     known = recall(key) or recall(key_of(fingerprint, model, method, Form.LONG))
     if known is not None:

@@ -18,8 +18,8 @@ from jupyter_detllm.invariance.plan import (
     preemption_options,
 )
 from jupyter_detllm.invariance.selftest import Row, SelfTest, room_of, run_test
-from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.verify.engine_start import FAKE, VLLM, Modifiers, RunningEngine, start
+from jupyter_detllm.verify.level_proof import fast_prefill
 
 __all__ = ["Probing", "probe_engine", "probe_model"]
 
@@ -64,7 +64,7 @@ def probe_engine(
         When the engine fails.
     """
     method = engine.method if isinstance(engine, Invariant) else "off"
-    room = room_of(engine.fields(), fast_prefill=compute_platform() is not Platform.CPU)
+    room = room_of(engine.fields(), fast_prefill=fast_prefill(engine))
     found = run_test(engine, plan_test(form, room), method=method, progress=progress)
     if engine.spec.level is Level.INVARIANT:
         remember(key_of(fingerprint, engine.model(), method, form), found)

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +20,10 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.stamp_reader import read_stamp
-from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
+from jupyter_detllm.engines.base import Engine, EngineSpec, SamplingOptions
 from jupyter_detllm.engines.vllm_remote import VLLMRemoteEngine
 from jupyter_detllm.verify.engine_start import environment_fingerprint
+from tests import engine_contract
 from tests.builders import notebook, stamped_cell
 
 pytestmark = pytest.mark.slow
@@ -160,3 +161,8 @@ def test_a_notebook_of_the_offline_engine_replays_on_the_server(
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert json.loads(done.stdout)["verdicts"] == {"match": len(stamps)}
+
+
+@pytest.mark.parametrize("check", engine_contract.CHECKS, ids=lambda check: check.__name__)
+def test_contract(check: Callable[[Engine], None], engine: VLLMRemoteEngine) -> None:
+    check(engine)

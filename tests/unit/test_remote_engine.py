@@ -110,7 +110,10 @@ def test_every_parameter_and_an_own_seed_are_sent(server: FakeServer) -> None:
             "top_k": 0,
             "logprobs": 2,
         }
-    assert result.stats.cached_tokens == 6
+    stats = result.stats
+    assert (stats.cached_tokens, stats.prompt_tokens) == (6, 2 * len(requests[0].token_ids))
+    assert len(stats.timings.completions) == 2
+    assert sum(count for _, count in stats.timings.gaps) == stats.tokens - 2
     engine.shutdown()
 
 
