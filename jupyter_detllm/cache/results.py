@@ -91,12 +91,8 @@ def generate_cached(
 
     Parameters
     ----------
-    store
-        Where results are kept.
-    scope
-        What they depend on besides the requests.
-    requests
-        The call.
+    store, scope, requests
+        Where results are kept, what they depend on besides the requests, and the call.
     generate
         Runs requests in one call; each completion is there, ordered.
     sample

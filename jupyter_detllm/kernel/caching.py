@@ -68,12 +68,8 @@ def through_cache(
 
     Parameters
     ----------
-    use
-        How the cache is used.
-    engine
-        The running engine.
-    requests
-        The call.
+    use, engine, requests
+        How the cache is used, the running engine, and the call.
     generate
         Runs requests in one call.
     circumstances

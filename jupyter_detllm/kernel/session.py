@@ -93,10 +93,8 @@ class Session(EngineHolder):
             raise GenerationInterrupted(
                 "interrupted: nothing of this cell is stamped", fix="run the cell again"
             ) from None
-        shared = cell.circumstances
-        if shared is None:
-            found = answered.circumstances if answered is not None else None
-            shared = found or self._circumstances(engine, settings)
+        known = cell.circumstances or (answered.circumstances if answered else None)
+        shared = known or self._circumstances(engine, settings)
         cell.add(
             requests, done, shared, name=ask.name, engine=engine, store_prompt=ask.store_prompt
         )
