@@ -85,7 +85,8 @@ def _figures(metrics: Metrics) -> list[tuple[str, str]]:
 
 
 def _result_cache(metrics: Metrics) -> str:
-    text = f"{metrics.kernel.cache_hits} requests answered out of it"
+    hits = metrics.kernel.cache_hits
+    text = f"{hits} request{'' if hits == 1 else 's'} answered out of it"
     names = {
         Event.CACHE_MISS: "not found",
         Event.CACHE_VERIFIED: "generated again and equal",

@@ -81,7 +81,8 @@ def plot_of(metrics: Metrics) -> Plot | None:
     )
     shapes = [*_band(rates, labels, _TOP), *_band(latencies, labels, _TOP + _BAND + _GAP)]
     shapes += _ends(labels)
-    alt = f"{len(cells)} cell runs. {_words(rates, labels)} {_words(latencies, labels)}"
+    runs = f"{len(cells)} cell run{'' if len(cells) == 1 else 's'}"
+    alt = f"{runs}. {_words(rates, labels)} {_words(latencies, labels)}"
     return Plot(_WIDTH, _HEIGHT, alt.strip(), tuple(shapes))
 
 

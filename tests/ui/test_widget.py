@@ -77,6 +77,16 @@ class TestOneWidget:
         )
         assert len(named) >= 6
         assert all(named)
+        # What it cost, drawn in the colour of the text, and said in words.
+        plot = panel.get_by_role("img")
+        assert plot.get_attribute("aria-label").startswith("1 cell run. tokens/s: ")
+        assert "tokens/s, per request p50" in text
+        box = plot.bounding_box()
+        assert box["width"] > 300
+        assert box["height"] > 100
+        assert plot.locator("circle title").first.text_content().startswith("haiku: ")
+        colour = "n => [getComputedStyle(n).fill, getComputedStyle(n.closest('div')).color]"
+        assert len(set(plot.locator("circle").first.evaluate(colour))) == 1
         # The cell is the widget's: nothing but `show` made one.
         outputs = [o["data"] for c in lab.model()["cells"] for o in c["outputs"] if "data" in o]
         views = [data for data in outputs if "application/vnd.jupyter.widget-view+json" in data]
@@ -210,10 +220,15 @@ _HOSTILE = f"""
 from jupyter_detllm.widget import panel
 from jupyter_detllm.widget.content import CellRow, Content, FieldRow
 from jupyter_detllm.kernel.session import current_session
+from jupyter_detllm.render.metrics_plot import Plot, Shape
 texts = {HOSTILE!r}
 made = Content(texts[0], texts[1], texts, texts, texts[2],
     tuple(FieldRow(t, t, t, t, t) for t in texts),
-    tuple(CellRow(t, t, t, t, t, t) for t in (*texts, "__proto__", "constructor")))
+    tuple(CellRow(t, t, t, t, t, t) for t in (*texts, "__proto__", "constructor")),
+    tuple(texts), Plot(480, 152, texts[0], (
+        Shape("script", (), "alert(1)"), Shape("image", (("href", "x"),), ""),
+        *(Shape(tag, (("onload", t), ("onclick", t), ("href", t), ("style", t), ("cx", t)), t)
+          for t in texts for tag in ("circle", "text")))))
 panel.refresh_panels = lambda session: None
 next(iter(panel._open.values())).data = made.to_json()
 """
@@ -232,6 +247,7 @@ def test_hostile_texts_are_shown_and_do_nothing(lab: Front, panel: Any) -> None:
         "b => [...new Set([...b.querySelectorAll('*')].flatMap(e => e.getAttributeNames()))]"
     )
     assert not [name for name in attributes if name.startswith("on") or "command" in name]
+    assert not {"href", "style"} & set(attributes)
     for text in HOSTILE[:5]:
         assert text in panel.text_content()
     panel.get_by_label("Filter").fill("onerror")

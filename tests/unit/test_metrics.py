@@ -277,7 +277,7 @@ def test_the_result_cache_reports(
     }
     assert [cell.measures.cache_hits for cell in found.cells] == [0, 1, 0]
     assert found.cells[1].measures.tokens_per_second is None
-    assert "1 requests answered out of it, 1 not found, 1 generated again" in metrics_text(found)
+    assert "1 request answered out of it, 1 not found, 1 generated again" in metrics_text(found)
 
 
 def sample(label: str = "haiku", **limits: float) -> Metrics:
