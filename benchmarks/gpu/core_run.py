@@ -1,10 +1,10 @@
 """The main job on a GPU: generate, stamp, run again in fresh kernels, check.
 
-``python benchmarks/gpu/core_run.py --model FOLDER --out FOLDER [--level LEVEL]`` on a machine
-with a GPU, the `gpu` extra and the model. It executes the quickstart's cells in a real kernel,
-stamps, re-runs in a fresh kernel, replays without notebook code, and writes notebook, reports
-and a summary with machine and versions. At `repeatable` it also re-runs under one changed
-variable; at `invariant` replay makes one batch of all cells.
+``python benchmarks/gpu/core_run.py --model FOLDER --out FOLDER [--level LEVEL] [--option N=V]`` on
+a machine with a GPU, the `gpu` extra and the model. It executes the quickstart's cells in a real
+kernel, stamps, re-runs in a fresh kernel, replays without notebook code, and writes notebook,
+reports and a summary with machine and versions. At `repeatable`, without options, it also re-runs
+under one changed variable; at `invariant` replay makes one batch of all cells.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def main() -> int:
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--level", choices=("repeatable", "invariant"), default="repeatable")
+    parser.add_argument("--option", action="append", default=[], help="NAME=VALUE of the engine")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     notebook = args.out / "quickstart.ipynb"
     text = SOURCE.read_text(encoding="utf-8").replace(
-        "%detllm use demo", f"%detllm use {args.model}"
+        "%detllm use demo", " ".join(["%detllm use", args.model, *map(_spelled, args.option)])
     )
     text = re.sub(r"%detllm --seed 42[\w -]*", f"%detllm --seed 42 --level {args.level}", text)
     notebook.write_text(text, encoding="utf-8")
@@ -47,7 +48,7 @@ def main() -> int:
         "replay": (["replay", "--json", "--allow-model", args.model, str(notebook)], {}),
         "fingerprint": (["fingerprint", str(notebook)], {}),
     }
-    if args.level == "repeatable":
+    if args.level == "repeatable" and not args.option:
         threads = {"OMP_NUM_THREADS": "4"}
         steps["other threads"] = (["rerun", "--json", str(notebook)], threads)
     results: dict[str, Any] = {}
@@ -56,7 +57,7 @@ def main() -> int:
         print(name, results[name]["exit_code"], f"{results[name]['seconds']} s", flush=True)
     summary = {
         "command": "python benchmarks/gpu/core_run.py --model FOLDER --out FOLDER "
-        f"--level {args.level}",
+        f"--level {args.level}" + "".join(f" --option {each}" for each in args.option),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "gpu": _gpu(),
         "versions": _versions(),
@@ -69,6 +70,12 @@ def main() -> int:
         log.write_text(result["stdout"] + result["stderr"], encoding="utf-8")
     print(json.dumps(summary, indent=2))
     return int(results["second run"]["exit_code"] or results["replay"]["exit_code"])
+
+
+def _spelled(option: str) -> str:
+    """Return ``NAME=VALUE`` as a magic line has it."""
+    name, _, value = option.partition("=")
+    return f"--{name.replace('_', '-')} {value}"
 
 
 def _run(arguments: list[str], variables: dict[str, str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from jupyter_detllm.invariance._hopper_patch import METHOD, VARIABLE, Patch
 from jupyter_detllm.invariance.base import Host, Method
 from jupyter_detllm.invariance.ranks import every_rank, flag_missing, patch_missing
 from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.ranks import rank_count
 
 __all__ = ["CAPTURE_SIZES", "PROVEN_VLLM", "HopperOneKernel", "VLLMFlag"]
 
@@ -32,6 +33,9 @@ _NOT_WITH = ("quantization", "enable_lora", "speculative_config", "enable_expert
 _GRAPHS = "compilation_config"
 _MODE = "FULL_AND_PIECEWISE"
 _SIZES = "cudagraph_capture_sizes"
+_PASSES = "pass_config"
+_FUSED = ("fuse_allreduce_rms", "enable_sp", "fuse_gemm_comms")
+"""What vLLM does to sums over ranks from some number of tokens on, or below one."""
 
 
 class HopperOneKernel(Method):
@@ -68,14 +72,17 @@ class HopperOneKernel(Method):
         return ""
 
     def arguments(self, chosen: Mapping[str, object]) -> dict[str, object]:
-        """Return attention backend and captured graph sizes."""
+        """Return attention backend, captured graph sizes, and with ranks what is not fused."""
         backend = chosen.get("attention_backend")
         if backend not in {None, "FLASH_ATTN"}:
             raise UsageError(
                 f"the level 'invariant' needs attention_backend FLASH_ATTN here, not {backend!r}",
                 fix="%detllm use MODEL without it, or %detllm --level repeatable",
             )
-        return {"attention_backend": "FLASH_ATTN", _GRAPHS: _graphs(chosen.get(_GRAPHS))}
+        graphs = _graphs(chosen.get(_GRAPHS))
+        if chosen.get("tensor_parallel_size", 1) != 1:
+            graphs[_PASSES] = _unfused(graphs.get(_PASSES))
+        return {"attention_backend": "FLASH_ATTN", _GRAPHS: graphs}
 
     @contextlib.contextmanager
     def before_start(self) -> Iterator[None]:
@@ -96,6 +103,7 @@ class HopperOneKernel(Method):
             "a mixture of experts": bool(getattr(config.model_config, "is_moe", False)),
             "an attention backend other than FLASH_ATTN": _backend(config) != "FLASH_ATTN",
             f"CUDA graphs of fewer than {MIN_ROWS} rows": min(sizes) < MIN_ROWS,
+            "a fused sum over ranks": rank_count(llm) > 1 and _fused(config.compilation_config),
         }
         for what, is_there in found.items():
             if is_there:
@@ -120,9 +128,25 @@ def _graphs(chosen: object) -> dict[str, Any]:
     return options
 
 
+def _unfused(chosen: object) -> dict[str, Any]:
+    passes = dict(chosen) if isinstance(chosen, Mapping) else {}
+    for name in _FUSED:
+        if passes.setdefault(name, False):
+            raise UsageError(
+                f"the level 'invariant' needs {name} off with several GPUs",
+                fix="%detllm use MODEL without it, or %detllm --level repeatable",
+            )
+    return passes
+
+
 def _backend(config: Any) -> str:
     backend = getattr(getattr(config, "attention_config", None), "backend", None)
     return str(getattr(backend, "name", backend))
+
+
+def _fused(compilation: Any) -> bool:
+    passes = getattr(compilation, _PASSES, None)
+    return any(getattr(passes, name, False) for name in _FUSED)
 
 
 class VLLMFlag(Method):

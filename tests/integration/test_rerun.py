@@ -315,3 +315,17 @@ def test_a_notebook_that_names_no_level_is_rerun_at_its_recorded_one(tmp_path: P
     report = rerun(path)
     assert verdicts(report) == [Verdict.NOT_COMPARABLE]
     assert reasons(report) == ["another level: seeded, recorded was repeatable"]
+
+
+def test_another_parallel_size_is_the_first_cause_that_is_named(path: Path) -> None:
+    before = path.with_name("before.ipynb")
+    before.write_text(path.read_text())
+    rewritten(path, c2=f"{USE} --tensor-parallel-size 2")
+    rerun = jupyter("rerun", "--save", path.name, cwd=path.parent)
+    compared = jupyter("compare", before.name, path.name, cwd=path.parent)
+    for done in (rerun, compared):
+        assert done.returncode == 1, done.stderr
+        assert "drift" in done.stdout
+        causes = [line.split() for line in done.stdout.splitlines() if "cause  " in line]
+        assert [words[1] for words in causes] == ["engine.tensor_parallel:"] * 2, done.stdout
+        assert "engine.all_reduce: (absent) -> fake" in done.stdout

@@ -69,6 +69,7 @@ def test_the_recorded_thread_count_is_tried_first_and_named() -> None:
         ({"max_num_batched_tokens": 64}, "engine.max_num_batched_tokens as recorded (4096)"),
         ({"enforce_eager": False}, "engine.compile as recorded (eager)"),
         ({"attention_backend": "OTHER"}, "engine.attention_backend as recorded (FAKE_ATTN)"),
+        ({"tensor_parallel_size": 2}, "engine.tensor_parallel as recorded (1)"),
     ],
 )
 def test_each_recorded_setting_is_put_back(options: dict[str, Any], named: str) -> None:

@@ -236,7 +236,8 @@ def engine(**changes: Any) -> Any:
     """Return a live engine as far as `install` looks."""
     config = types.SimpleNamespace(
         compilation_config=types.SimpleNamespace(
-            cudagraph_capture_sizes=changes.get("sizes", [64, 128])
+            cudagraph_capture_sizes=changes.get("sizes", [64, 128]),
+            pass_config=types.SimpleNamespace(fuse_allreduce_rms=changes.get("fused", False)),
         ),
         model_config=types.SimpleNamespace(
             quantization=changes.get("quantization"), is_moe=changes.get("is_moe", False)
@@ -265,7 +266,7 @@ class Executor:
     """An executor with a rank for each of `answers`; None answers with the truth."""
 
     def __init__(self, *answers: str | None) -> None:
-        self.answers = answers
+        self.answers = self.workers = answers
 
     def collective_rpc(self, question: Any, timeout: float, args: tuple[Any, ...]) -> list[Any]:
         return [question(object(), *args) if each is None else each for each in self.answers]
@@ -280,6 +281,7 @@ class Executor:
         ({"backend": "FLASHINFER"}, "other than FLASH_ATTN"),
         ({"executor": Executor(None, "build is vLLM's own")}, "in force .rank 1: build is vLLM"),
         ({"executor": None}, "cannot be asked"),
+        ({"executor": Executor(None, None), "fused": True}, "a fused sum over ranks"),
     ],
 )
 def test_an_engine_that_came_out_otherwise_is_refused(
@@ -328,6 +330,20 @@ def test_a_rank_whose_products_may_split_k_says_so() -> None:
         assert flag in patching.split_k_allowed()
     finally:
         setattr(torch.backends.cuda.matmul, flag, before)
+
+
+def test_sums_over_ranks_are_not_fused_by_the_number_of_tokens() -> None:
+    method = HopperOneKernel()
+    assert "pass_config" not in method.arguments({})["compilation_config"]  # type: ignore[operator]
+    two = method.arguments({"tensor_parallel_size": 2})["compilation_config"]
+    assert two["pass_config"] == {  # type: ignore[index]
+        "fuse_allreduce_rms": False,
+        "enable_sp": False,
+        "fuse_gemm_comms": False,
+    }
+    wish = {"tensor_parallel_size": 2, "compilation_config": {"pass_config": {"enable_sp": True}}}
+    with pytest.raises(UsageError, match="enable_sp off"):
+        method.arguments(wish)
 
 
 def test_with_more_than_two_ranks_the_order_of_a_sum_may_follow_the_batch() -> None:
