@@ -1,5 +1,5 @@
 // The panel of `%detllm show`. Data becomes text nodes and nothing else. What the
-// buttons ask of the JupyterLab extension: docs/frontend.md, "Widget and extension".
+// buttons ask of the JupyterLab extension: docs/reference/frontend.md, "Widget and extension".
 
 const BAD = new Set(["drift", "diverged", "error"]);
 const GOOD = new Set(["match", "tokens_match"]);

@@ -1,7 +1,7 @@
 """The widget: the same content in a browser, with a filter and buttons.
 
 It is made only by `%detllm show`. Its buttons ask the JupyterLab extension by a DOM
-event (docs/frontend.md); the kernel hears of it only to show the new state.
+event (docs/reference/frontend.md); the kernel hears of it only to show the new state.
 """
 
 from __future__ import annotations
