@@ -72,7 +72,8 @@ def _use() -> ArgumentParser:
         synopsis="MODEL [options] [engine options]",
         description=(
             "Start the kernel's one engine. The options of %detllm are understood too; any other\n"
-            "goes to the engine as vLLM spells it: --max-model-len 4096 or max_model_len=4096."
+            "goes to the engine as vLLM spells it: --max-model-len 4096 or max_model_len=4096.\n"
+            "--lora FOLDER loads a LoRA adapter, whose digest is recorded beside the model's."
         ),
     )
     parser.add_argument(

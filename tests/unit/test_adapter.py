@@ -15,6 +15,8 @@ from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines._vllm_adapter import lora_request, split_adapter
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.errors import ModelError, UsageError
+from jupyter_detllm.kernel.completion import candidates
+from jupyter_detllm.kernel.parsers import verb_parser
 from jupyter_detllm.models.adapter import adapters_among, is_adapter, read_adapter
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.render import render_report
@@ -189,3 +191,8 @@ def test_adapters_are_told_from_models(tmp_path: Path) -> None:
     assert (is_adapter(folder), is_adapter(model), is_adapter("owner/name")) == (True, False, False)
     names = (str(folder), str(model), "owner/name")
     assert adapters_among(names) == {str(read_adapter(folder).digest): str(folder)}
+
+
+def test_the_option_is_offered_and_taught() -> None:
+    assert candidates("%detllm use demo --lo", first_line=True) == ["--lora"]
+    assert "--lora FOLDER" in verb_parser("use").section()
