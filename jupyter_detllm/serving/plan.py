@@ -14,6 +14,7 @@ from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines._vllm_options import engine_arguments, engine_seed, read_config
 from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.engines.ranks import ranks_of
 from jupyter_detllm.errors import ControlError, EngineStartError, UsageError
 from jupyter_detllm.invariance import first_choice
 from jupyter_detllm.invariance._plugin import STATE_VARIABLE, VARIABLE
@@ -139,7 +140,7 @@ def plan_server(
     given = given_options(words)
     method = first_choice(this_host(given, where)) if level is Level.INVARIANT else None
     options = _options(model, level, given, method, seed, where)
-    variables, set_here = _environment(level, environ, state, method, where)
+    variables, set_here = _environment(level, environ, state, method, where, ranks_of(given))
     served = str(given.get("served_model_name") or model.display)
     command = [
         *(sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", model.path_or_id),
@@ -223,6 +224,7 @@ def _environment(
     state: Path,
     method: Method | None,
     platform: Platform,
+    ranks: int,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the variables of the server's process, and those of them that the level set."""
     variables = dict(environ)
@@ -231,7 +233,15 @@ def _environment(
     for name in marked:
         variables.pop(name, None)
     before = dict(variables)
-    apply(level, engine=SERVE, platform=platform, environ=variables, modules={}, initial={})
+    apply(
+        level,
+        engine=SERVE,
+        platform=platform,
+        environ=variables,
+        modules={},
+        initial={},
+        ranks=ranks,
+    )
     variables.pop(MARKER, None)
     # Late for this process, and in time for the one that is started.
     hash_seed = control_named("PYTHONHASHSEED")
