@@ -37,6 +37,7 @@ _HOP = {
     "transfer-encoding",
     "upgrade",
 }
+_HITS_COUNTED = 64
 _FRESH = ("no-cache", "no-store")
 
 
@@ -79,6 +80,7 @@ class Relay:
         self._asked: dict[Digest, asyncio.Task[tuple[Answer, str]]] = {}
         self._facts: Mapping[str, str | None] = {}
         self._client: Any = None
+        self._hits = 0
 
     async def start(self, host: str, port: int) -> tuple[Any, int]:
         """Listen; return the runner, to be cleaned up, and the port."""
@@ -109,6 +111,8 @@ class Relay:
         for task in list(self._asked.values()):
             task.cancel()
         await self._client.close()
+        if self._hits:
+            await asyncio.to_thread(self._cache.store.count, hits=self._hits)
 
     async def _handle(self, request: Any) -> Any:
         body = await request.read()
@@ -154,7 +158,7 @@ class Relay:
                 await asyncio.to_thread(store.drop, key)
         uses = 0 if kept is None else kept.uses
         if before is not None and not is_sampled(key, uses, self._cache.sample):
-            await asyncio.to_thread(store.count, hits=1)
+            await self._count_hit()
             return before, "hit"
         task = self._asked.get(key)
         if task is not None:
@@ -167,6 +171,13 @@ class Relay:
         self._asked[key] = task
         task.add_done_callback(lambda _: self._asked.pop(key, None))
         return await asyncio.shield(task)
+
+    async def _count_hit(self) -> None:
+        # Not one transaction each: a hit costs little else.
+        self._hits += 1
+        if self._hits >= _HITS_COUNTED:
+            hits, self._hits = self._hits, 0
+            await asyncio.to_thread(self._cache.store.count, hits=hits)
 
     async def _ask(
         self,

@@ -183,6 +183,15 @@ def test_an_equal_request_is_answered_once(proxy: RunningProxy, upstream: Upstre
     assert upstream.generated == 2
 
 
+def test_hits_are_counted_when_it_ends(upstream: Upstream, store: TextStore) -> None:
+    proxy = RunningProxy(upstream.url, "127.0.0.1:0", AnswerCache(store), print)
+    for _ in range(4):
+        send(proxy.url, ASKED)
+    proxy.close()
+    proxy.close()
+    assert store.counters() == {"generated": 1, "hits": 3}
+
+
 @pytest.mark.parametrize(
     "asked",
     [
