@@ -223,7 +223,7 @@ def metrics() -> Metrics:
     plain values, `Metrics.crossed` the thresholds that `%config DetLLM` sets and that are
     crossed.
     """
-    return current_session().metrics.snapshot()
+    return current_session().metrics.figures()
 
 
 def fingerprint() -> Fingerprint:

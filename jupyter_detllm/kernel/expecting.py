@@ -115,31 +115,37 @@ def generate(
         return Outcome(session.run(ask, requests, progress=progress).generations)
     fixed = all(r.sampling.greedy or r.sampling.beam_width for r in requests)
     most = 1 if fixed else expect.tries
+    calls, reasons = _tries(session, ask, requests, expect.expectation, most, progress)
+    shown = shown_calls(calls)[0].generations
+    reason = next(iter(reasons.values()), "")
+    note = "another try would give the same text" if fixed and expect.tries > 1 else ""
+    problem = _problem(requests, shown, calls[-1].attempt, reason, note)
+    return Outcome(shown, problem, expect.unmet, fixed)
+
+
+def _tries(
+    session: Session,
+    ask: Ask,
+    requests: tuple[GenerationRequest, ...],
+    expectation: Expectation,
+    most: int,
+    progress: ProgressCallback | None,
+) -> tuple[list[Call], dict[int, str]]:
+    """Return the calls of all tries, and what is wrong with which text of the last."""
     calls: list[Call] = []
     asked, stands_for = requests, tuple(range(sum(len(r.seeds) for r in requests)))
-    reasons: dict[int, str] = {}
     for number in range(1, most + 1):
         done = session.run(ask, asked, progress=progress).generations
-        reasons = _mismatches(session, expect.expectation, done)
-        attempt = Attempt(
-            expect.expectation.kind,
-            expect.expectation.digest,
-            number,
-            most,
-            stands_for,
-            tuple(reasons),
-        )
+        reasons = _mismatches(session, expectation, done)
+        kind, digest = expectation.kind, expectation.digest
+        attempt = Attempt(kind, digest, number, most, stands_for, tuple(reasons))
         session.recorder.open().tried(attempt)
         calls.append(Call(asked, done, attempt=attempt))
         if not reasons:
             break
         stands_for = attempt.left
         asked = next_requests(requests, stands_for, number + 1)
-    shown = shown_calls(calls)[0].generations
-    reason = next(iter(reasons.values()), "")
-    note = "another try would give the same text" if fixed and expect.tries > 1 else ""
-    problem = _problem(requests, shown, calls[-1].attempt, reason, note)
-    return Outcome(shown, problem, expect.unmet, fixed)
+    return calls, reasons
 
 
 def _mismatches(

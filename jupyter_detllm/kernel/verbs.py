@@ -193,7 +193,7 @@ class Surface:
 
         arguments = verb_parser("metrics").parse(tokens)
         set_thresholds(self.config, arguments)
-        found = self.session.metrics.snapshot()
+        found = self.session.metrics.figures()
         if arguments.json:
             show_text(self.shell, metrics_json(found))
         else:

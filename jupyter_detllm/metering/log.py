@@ -98,6 +98,6 @@ class MetricsLog:
         """Return the thresholds that `measures` cross now."""
         return crossed(measures, self.thresholds())
 
-    def snapshot(self) -> Metrics:
+    def figures(self) -> Metrics:
         """Return everything so far."""
         return Metrics(self._kernel, tuple(self._cells), counts(), self.thresholds())

@@ -105,7 +105,7 @@ class Content:
 def content_of(session: Session) -> Content:
     """Return the content for a session as it is now."""
     fingerprint = session.fingerprint()
-    metrics = session.metrics.snapshot()
+    metrics = session.metrics.figures()
     return Content(
         heading=_heading(session),
         engine=_text(engine_line(session)),

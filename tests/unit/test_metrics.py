@@ -121,7 +121,7 @@ def test_cells_add_up_and_single_times_are_bounded() -> None:
     log = MetricsLog()
     for number in range(600):
         log.add(f"#{number}", "seeded", one)
-    found = log.snapshot()
+    found = log.figures()
     assert len(found.cells) == 500
     assert found.kernel.stats.tokens == 6000
 
@@ -268,7 +268,7 @@ def test_the_result_cache_reports(
         emitted = session.recorder.close(Ending(None, "x", None, True))
         assert emitted is not None
         keep(session, emitted)
-    found = session.metrics.snapshot()
+    found = session.metrics.figures()
     assert dict(found.events) == {
         Event.CACHE_HIT: 1,
         Event.CACHE_MISS: 1,
@@ -356,7 +356,7 @@ def test_what_a_cell_cost_is_kept_beside_its_stamp() -> None:
     assert again.run["crossed"] == ["p99 per request 500 ms, asked for at most 200"]
     assert again.stored == stored
     assert again.stamp.digest == stamp.digest
-    found = session.metrics.snapshot()
+    found = session.metrics.figures()
     assert [cell.label for cell in found.cells] == ["haiku", "haiku"]
     assert found.cells[0].level == Level.REPEATABLE
     assert found.kernel.stats.tokens == 20
