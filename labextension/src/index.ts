@@ -87,7 +87,7 @@ class Surface {
 
   addToToolbar(toolbar: IToolbarWidgetRegistry): void {
     toolbar.addFactory<NotebookPanel>('Notebook', 'detllm-status', panel => {
-      const indicator = new Indicator(this.openPanel);
+      const indicator = new Indicator(this.openPanel, true);
       const stamper = stamperOf(panel);
       const show = () => indicator.show_(stamper.status);
       stamper.changed.connect(show);
@@ -169,7 +169,7 @@ class Surface {
   }
 
   private followed: NotebookStamper | null = null;
-  private readonly indicator = new Indicator(this.openPanel);
+  private readonly indicator = new Indicator(this.openPanel, false);
   private readonly panel = new DetLLMPanel({
     jump: id => this.jump(id),
     acceptCell: id => void this.run(COMMANDS.acceptCell, id),

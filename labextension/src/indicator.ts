@@ -19,10 +19,12 @@ function hint(status: IStatus): string {
 
 /** One line of text that opens the panel; the dot's colour only repeats the text. */
 export class Indicator extends Widget {
-  constructor(open: () => void) {
-    const label = element('span', { class: 'jp-detllm-label', attributes: { role: 'status' } });
+  /** Of several that show the same, one is `live`: screen readers announce its changes. */
+  constructor(open: () => void, live: boolean) {
+    const label = element('span', { class: 'jp-detllm-label' });
     const dot = element('span', { class: 'jp-detllm-dot', attributes: { 'aria-hidden': 'true' } });
-    const node = button('', open, { class: 'jp-detllm-status' });
+    const attributes = { 'aria-live': live ? 'polite' : 'off' };
+    const node = button('', open, { class: 'jp-detllm-status', attributes });
     node.append(dot, label);
     super({ node });
     this.label = label;

@@ -43,8 +43,16 @@ export class DetLLMPanel extends Widget {
     this.body.replaceChildren(...(shown ? this.content(shown) : [nothing()]));
     if (focused) {
       const again = [...this.body.querySelectorAll<HTMLElement>('[data-key]')];
-      again.find(node => node.dataset.key === focused)?.focus();
+      // A cell that was accepted has no such button any more: its name comes next.
+      const keys = [focused, focused.replace(/^accept /, 'jump ')];
+      const found = keys.map(key => again.find(node => node.dataset.key === key));
+      found.find(node => node !== undefined)?.focus();
     }
+  }
+
+  /** Whoever opens the panel by keyboard goes on in it. */
+  protected override onActivateRequest(): void {
+    this.node.focus();
   }
 
   /** Which button has the focus: a refresh must not take it away. */

@@ -644,3 +644,53 @@ def test_text_stays_readable_in_both_themes(lab: Front) -> None:
     # Light on dark, then dark on light: far apart both times.
     assert differences[0] > 300
     assert differences[1] < -300
+
+
+def test_the_panel_by_keyboard_and_as_screen_readers_have_it(lab: Front) -> None:
+    lab.server.write("keys.ipynb", *CELLS)
+    lab.open("keys.ipynb")
+    lab.run_all()
+    lab.edit(1, drift())
+    for index in (1, 2, 3):
+        lab.run(index)
+    page = lab.page
+    indicators = page.get_by_role("button", name="detllm: drift in 2 cells", exact=True)
+    assert indicators.count() == 2
+    # One of the two announces what changes.
+    live = indicators.evaluate_all("nodes => nodes.map(n => n.getAttribute('aria-live'))")
+    assert sorted(live) == ["off", "polite"]
+    indicators.first.focus()
+    page.keyboard.press("Enter")
+    panel = page.get_by_role("region", name="detllm: stamps of the current notebook")
+    panel.wait_for()
+    assert panel.get_by_role("heading", name="keys.ipynb").count() == 1
+    assert panel.get_by_role("listitem").count() == 2
+    assert lab.evaluate("() => document.activeElement.id") == "detllm-panel"
+
+    focused = "() => document.activeElement"
+    order = []
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        order.append(
+            lab.evaluate(f"{focused}.getAttribute('aria-label') || {focused[6:]}.textContent")
+        )
+        assert lab.evaluate(f"{focused}.matches(':focus-visible')")
+        assert lab.evaluate(f"() => getComputedStyle({focused[6:]}).outlineStyle") != "none"
+    assert order == [
+        "Stamp new",
+        "Accept all",
+        "cell 3 (one)",
+        "Accept the new generation of cell 3 (one) as reference",
+        "cell 4 (two)",
+        "Accept the new generation of cell 4 (two) as reference",
+    ]
+    for name in order:
+        assert panel.get_by_role("button", name=name, exact=True).count() == 1
+    page.keyboard.press("Enter")
+    lab.settle()
+    assert "1 reference written" in panel.get_by_role("status").inner_text()
+    # The button is gone: the focus stays with its cell, and Enter goes there.
+    assert lab.evaluate(f"{focused}.textContent") == "cell 4 (two)"
+    page.keyboard.press("Enter")
+    assert lab.evaluate(f"() => {CURRENT}.content.activeCellIndex") == 3
+    assert lab.evaluate(f"() => {CURRENT}.node.contains(document.activeElement)")
