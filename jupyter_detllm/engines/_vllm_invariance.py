@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance import candidates
-from jupyter_detllm.invariance.base import Method, prepared
+from jupyter_detllm.invariance.base import Candidate, Method, prepared
 from jupyter_detllm.invariance.host import this_host
 
 __all__ = ["InForce"]
+
+
+def _reasons(offered: Sequence[Candidate]) -> str:
+    """Return why each method is not for the engine, equal reasons once."""
+    names: dict[str, list[str]] = {}
+    for item in offered:
+        if item.refusal:
+            names.setdefault(item.refusal, []).append(item.method.name)
+    return "; ".join(f"{', '.join(some)}: {why}" for why, some in names.items())
 
 
 class InForce:
@@ -42,9 +51,8 @@ class InForce:
             if item.usable and (spec.sequential or not item.method.sequential)
         ]
         if not self._left:
-            reasons = [f"{item.method.name}: {item.refusal}" for item in offered if item.refusal]
             raise InvarianceError(
-                f"no method of batch invariance is for this engine ({'; '.join(reasons)})",
+                f"no method of batch invariance is for this engine ({_reasons(offered)})",
                 fix="--level invariant (one sequence at a time), or --level repeatable",
             )
 

@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from multiprocessing import shared_memory
 from multiprocessing.connection import wait
@@ -88,7 +89,7 @@ class Ranks:
         workers = getattr(executor, "workers", None) or ()
         self._processes = [handle.proc for handle in workers]
         self._memory = _memory_names(executor) if workers else []
-        self._dead: tuple[int, ...] = ()
+        self._died = ""
         self._lock = threading.Lock()
         self.fields: dict[str, FieldValue] = rank_fields(llm, RANK_VARIABLES)
         if not workers:
@@ -107,24 +108,29 @@ class Ranks:
     def dead(self) -> str:
         """Return which ranks died, and of what; "" while all live. The others are ended."""
         with self._lock:
-            if not self._dead and self._processes:
+            if not self._died and self._processes:
                 ended = wait([process.sentinel for process in self._processes], 0)
-                self._dead = tuple(
-                    rank
-                    for rank, process in enumerate(self._processes)
-                    if process.sentinel in ended
-                )
-                if self._dead:
-                    self._end()
-        return " and ".join(f"rank {rank} {_how(self._processes[rank])}" for rank in self._dead)
+                if ended:
+                    self._died = self._end(ended)
+            return self._died
 
-    def _end(self) -> None:
+    def _end(self, ended: Sequence[object]) -> str:
+        died = []
         for rank, process in enumerate(self._processes):
-            if rank not in self._dead:
+            if process.sentinel in ended:
+                died.append(f"rank {rank} {_how(process)}")
+            else:
                 with contextlib.suppress(OSError, ValueError):
                     process.kill()
+        return " and ".join(died)
 
-    def clear(self) -> str:
+    def stop_watching(self) -> None:
+        """Let the workers end: a shutdown begins."""
+        if self._processes:
+            with contextlib.suppress(OSError):
+                self._stop.send(None)
+
+    def clear(self, grace: float = _JOIN_SECONDS) -> str:
         """Clear away, after the engine's shutdown, what it left; return what stays.
 
         Processes are ended and reaped; shared memory that a killed worker could not
@@ -133,10 +139,8 @@ class Ranks:
         if not self._processes:
             return ""
         with self._lock:
-            with contextlib.suppress(OSError):
-                self._stop.send(None)
             for process in self._processes:
-                process.join(_JOIN_SECONDS)
+                process.join(grace)
                 if process.is_alive():
                     process.kill()
                     process.join(_JOIN_SECONDS)
@@ -149,8 +153,12 @@ class Ranks:
 
 def _how(process: Any) -> str:
     """Say how a process ended, as far as its parent was told."""
-    process.join(1.0)
-    code = process.exitcode
+    code = None
+    for _ in range(20):  # vLLM's own watch may be about to reap it
+        code = process.exitcode
+        if code is not None:
+            break
+        time.sleep(0.05)
     if code is None or code == 0:
         return "ended"
     if code > 0:

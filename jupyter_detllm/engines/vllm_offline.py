@@ -272,6 +272,7 @@ class VLLMOfflineEngine:
         if self._llm is None:
             return ShutdownReport()
         before, failure = resident_mib(), ""
+        self._ranks.stop_watching()
         with DeferredInterrupt(), OutputCapture(self._log), preserved_streams():
             try:
                 self._llm.llm_engine.engine_core.shutdown()

@@ -106,26 +106,33 @@ def level_invariant(model: str) -> str:
 
 def main() -> None:
     model, file = sys.argv[1], Path(sys.argv[2])
-    before = shared()
-    out: dict[str, Any] = {"invariant": level_invariant(model)}
+    before, out = shared(), {}
+
+    def note(**found: object) -> None:
+        """Write what is known so far: a later step may take too long."""
+        out.update(found)
+        file.write_text(json.dumps(out))
+
+    def left() -> dict[str, object]:
+        return {"workers": len(workers()), "memory": sorted(shared() - before)}
+
+    note(invariant=level_invariant(model))
     two = started(model, tensor_parallel_size=2)
     fingerprint = two.fingerprint()
-    out["workers"] = len(workers())
-    out["first"], out["again"] = answers(two), answers(two)
-    out["interrupted"] = interrupted(two)
-    out["after the interrupt"] = answers(two)
-    out["death"] = bereft(two)
+    note(workers=len(workers()), fields=fingerprint.values())
+    note(first=answers(two), again=answers(two))
+    note(interrupted=interrupted(two), after_interrupt=answers(two))
+    note(death=bereft(two))
     two.engine.shutdown()
-    out["left"] = {"workers": len(workers()), "memory": sorted(shared() - before)}
+    note(left=left())
     two = started(model, tensor_parallel_size=2)
-    out["restarted"] = answers(two)
+    note(restarted=answers(two))
     two.engine.shutdown()
     one = started(model)
-    out["one rank"] = answers(one)
-    out["differ"] = [str(diff) for diff in diff_fingerprints(one.fingerprint(), fingerprint)]
+    note(one_rank=answers(one))
+    note(differ=[str(diff) for diff in diff_fingerprints(one.fingerprint(), fingerprint)])
     one.engine.shutdown()
-    out["left at the end"] = {"workers": len(workers()), "memory": sorted(shared() - before)}
-    file.write_text(json.dumps(out))
+    note(left_at_the_end=left())
 
 
 if __name__ == "__main__":

@@ -57,12 +57,12 @@ def test_one_rank_against_two_names_the_parallel_size_first(ranks: dict[str, Any
     # Read in the ranks: sampler, attention and runner are as with one rank.
     named = " ".join(ranks["differ"])
     assert not any(f"engine.{field}" in named for field in ("sampler", "model_runner", "attention"))
-    assert ranks["one rank"] != ranks["first"], "two ranks add in another order"
+    assert ranks["one_rank"] != ranks["first"], "two ranks add in another order"
 
 
 def test_an_interrupt_of_the_whole_group_leaves_the_engine_whole(ranks: dict[str, Any]) -> None:
     assert ranks["interrupted"] == "interrupted"
-    assert ranks["after the interrupt"] == ranks["first"]
+    assert ranks["after_interrupt"] == ranks["first"]
 
 
 def test_a_rank_that_dies_is_an_error_within_seconds(ranks: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def test_a_rank_that_dies_is_an_error_within_seconds(ranks: dict[str, Any]) -> N
 def test_nothing_is_left_of_it_and_the_next_start_works(ranks: dict[str, Any]) -> None:
     assert ranks["left"] == {"workers": 0, "memory": []}
     assert ranks["restarted"] == ranks["first"]
-    assert ranks["left at the end"] == {"workers": 0, "memory": []}
+    assert ranks["left_at_the_end"] == {"workers": 0, "memory": []}
 
 
 def test_the_level_invariant_is_refused_in_one_line(ranks: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import shared_memory
@@ -15,10 +16,16 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.core.fingerprint import Fingerprint, diff_fingerprints
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.engines._vllm_invariance import InForce
 from jupyter_detllm.engines._vllm_ranks import Ranks, answer_again, in_step, keep_going, no_orphans
 from jupyter_detllm.engines._vllm_run import recover
+from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.ranks import ranks_of
+from jupyter_detllm.errors import InvarianceError
+from jupyter_detllm.invariance.base import Host
 from jupyter_detllm.probes import links, ranks
+from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.probes.ranks import ask_ranks, by_rank, rank_fields
 
 
@@ -182,11 +189,24 @@ def test_a_rank_that_dies_is_named_and_ends_the_others(
     assert found.clear() == ""
 
 
+def test_a_rank_that_ends_in_a_shutdown_ends_no_other(
+    processes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = watched(processes, monkeypatch)
+    (watch,) = (thread for thread in threading.enumerate() if thread.name == "detllm-ranks")
+    found.stop_watching()
+    watch.join(5.0)
+    assert not watch.is_alive()
+    processes[1].kill()
+    processes[1].join()
+    assert processes[0].is_alive()
+    assert found.clear(grace=0.0) == ""
+
+
 def test_what_a_shutdown_left_running_is_ended(
     processes: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jupyter_detllm.engines._vllm_ranks._JOIN_SECONDS", 0.2)
-    assert watched(processes, monkeypatch).clear() == ""
+    assert watched(processes, monkeypatch).clear(grace=0.1) == ""
     assert not any(process.is_alive() for process in processes)
 
 
@@ -265,3 +285,20 @@ def test_the_parallel_size_is_the_first_cause_of_two_that_differ() -> None:
     found = diff_fingerprints(Fingerprint.build(one), Fingerprint.build(two))
     assert found[0].name == "engine.tensor_parallel"
     assert len(found) == len(two)
+
+
+def test_on_cpu_two_ranks_refuse_the_level_with_one_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {"tensor_parallel_size": 2}
+    host = Host(Platform.CPU, vllm="0.32.0", options=options)
+    monkeypatch.setattr("jupyter_detllm.engines._vllm_invariance.this_host", lambda given: host)
+    spec = EngineSpec("demo", Level.INVARIANT, options, sequential=False)
+    with pytest.raises(InvarianceError) as refused:
+        InForce(spec)
+    assert refused.value.what == (
+        "no method of batch invariance is for this engine (cpu-two-rows, cpu-rows-32, "
+        "cpu-tiles-16: the engine's workers are other processes with tensor parallelism; "
+        "hopper-one-kernel, vllm-flag: it is for GPUs)"
+    )
+    assert InForce(EngineSpec("demo", Level.INVARIANT, options)).name == "sequential"
