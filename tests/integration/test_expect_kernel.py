@@ -55,6 +55,8 @@ def test_tries_are_stamped_and_metrics_are_in_no_compared_output(tmp_path: Path)
         "ExpectationError: the text is not as expected after one try (no match); another try "
         "would give the same text. Try: --temperature 0.8, or --unmet warn to go on"
     ]
+    # The text is there, and the cell failed: no stamp.
+    assert [output["output_type"] for output in greedy["outputs"]] == ["display_data", "error"]
     assert not stamps(greedy)
     assert "single quotes" in errors(lost)[0]
     figures = json.loads(text(cells[10]))
