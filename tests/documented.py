@@ -61,9 +61,17 @@ def steps(block: Block) -> Iterator[Step]:
 
 
 def matches(expected: str, shown: str) -> bool:
-    """Tell whether output is what a page shows; ``...`` there is any text, several lines too."""
-    parts = [re.escape(part) for part in expected.strip().split("...")]
-    return re.fullmatch(".*?".join(parts), shown.strip(), re.S) is not None
+    """Tell whether output is what a page shows.
+
+    A line of ``...`` is any lines or none; inside a line it is any text of that line.
+    """
+    pattern = "".join(
+        r"(?:[^\n]*\n)*?"
+        if line == "..."
+        else r"[^\n]*".join(map(re.escape, line.split("..."))) + r"\n"
+        for line in expected.strip().splitlines()
+    )
+    return re.fullmatch(pattern, shown.strip() + "\n") is not None
 
 
 def typed(page: str, first: str) -> Iterator[tuple[int, list[str]]]:

@@ -80,5 +80,7 @@ def test_steps_of_a_console_block() -> None:
 def test_output_is_compared_whole() -> None:
     assert matches("a ... c\n", "a b c\n")
     assert matches("a\n...\nd", "a\nb\nc\nd")
+    assert matches("...\na\n...\nd\n...", "a\nd")
+    assert not matches("a ...", "a b\nc")
     assert not matches("a", "a\nb")
     assert not matches("a ... c", "a b")
