@@ -19,7 +19,7 @@ from typing import Any
 
 from jupyter_detllm.controls.environ import RANK_VARIABLES
 from jupyter_detllm.core.fingerprint import FieldValue
-from jupyter_detllm.probes.ranks import ask_ranks, rank_fields, worker_of
+from jupyter_detllm.probes.ranks import ask_ranks, rank_count, rank_fields, worker_of
 
 __all__ = ["Ranks", "answer_again", "in_step", "keep_going", "no_orphans"]
 
@@ -44,12 +44,9 @@ def answer_again(wrapped: Any, number: int) -> int:
 
 def in_step(llm: Any) -> str:
     """Make sure that every rank answers this question, and no earlier one; "" if so."""
-    executor = getattr(llm.llm_engine, "model_executor", None)
-    workers = getattr(executor, "workers", None) or ()
-    if len(workers) < 2:
-        return ""
-    for number in (1, 2):
-        if ask_ranks(llm, answer_again, number, timeout=_SETTLE_SECONDS) != [number] * len(workers):
+    count = rank_count(llm)
+    for number in (1, 2) if count else ():
+        if ask_ranks(llm, answer_again, number, timeout=_SETTLE_SECONDS) != [number] * count:
             return "its ranks answer an earlier question"
     return ""
 

@@ -39,9 +39,9 @@ _CONFIGURED = ("NCCL_CONF_FILE", "~/.nccl.conf", "/etc/nccl.conf")
 
 
 def rank_count(llm: Any) -> int:
-    """Return how many worker processes compute; 1 where the only worker is in this one."""
+    """Return how many worker processes compute; 0 where the only worker is in this one."""
     executor = getattr(llm.llm_engine, "model_executor", None)
-    return max(1, len(getattr(executor, "workers", None) or ()))
+    return len(getattr(executor, "workers", None) or ())
 
 
 def ask_ranks(
@@ -184,11 +184,11 @@ def merged(facts: Sequence[Mapping[str, FieldValue]]) -> dict[str, FieldValue]:
 
 
 def rank_fields(llm: Any, variables: Sequence[str]) -> dict[str, FieldValue]:
-    """Return the fields that the ranks tell; empty for an engine of one rank.
+    """Return the fields that the ranks tell; empty where the only one is in this process.
 
     They come before what this process tells of itself, which computes nothing.
     """
-    if rank_count(llm) < 2:
+    if not rank_count(llm):
         return {}
     facts = ask_ranks(llm, rank_facts, variables)
     fields = merged(facts)
