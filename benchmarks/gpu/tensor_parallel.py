@@ -24,12 +24,13 @@ import fcntl
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +107,23 @@ def _line(found: Json) -> str:
 
 
 def _machine(args: argparse.Namespace) -> Json:
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    asked = subprocess.run(query, capture_output=True, text=True, check=False)
-    links = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True)
-    given = " ".join(sys.argv[1:]).replace(str(args.out), "FOLDER")
+    given = f"--model {args.model.name} --out FOLDER --rounds {args.rounds}"
+    given += f" --steps {args.steps}" if args.steps else ""
     return {
         "command": f"python benchmarks/gpu/tensor_parallel.py {given}",
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "gpus": asked.stdout.strip().splitlines(),
-        "topology": links.stdout.splitlines()[:6],
+        "gpus": _printed("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
+        "topology": _printed("nvidia-smi", "topo", "-m")[:6],
         "versions": _versions(),
     }
+
+
+def _printed(*command: str) -> list[str]:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.strip().splitlines()
 
 
 def _versions() -> dict[str, str]:
@@ -184,21 +191,30 @@ def _run(
 ) -> str:
     """Run to the end; return what it printed, or raise with the end of its log."""
     with log.open("w", encoding="utf-8") as file:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
             cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=file,
             text=True,
-            timeout=timeout,
-            check=False,
             start_new_session=True,
         )
-    log.write_text(log.read_text(encoding="utf-8") + done.stdout, encoding="utf-8")
-    if done.returncode not in accepted:
+        try:
+            printed, _ = process.communicate(timeout=timeout)
+        finally:
+            _end(process)
+    log.write_text(log.read_text(encoding="utf-8") + printed, encoding="utf-8")
+    if process.returncode not in accepted:
         tail = log.read_text(encoding="utf-8").strip().splitlines()[-15:]
-        raise RuntimeError(f"exit code {done.returncode}: " + "\n".join(tail))
-    return done.stdout
+        raise RuntimeError(f"exit code {process.returncode}: " + "\n".join(tail))
+    return printed
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """End a child and what it started: kernels and workers would keep the GPUs' memory."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 # -- speed and bits ------------------------------------------------------------
@@ -220,15 +236,17 @@ def wave(model: str, args: argparse.Namespace) -> Json:
         for name, process in list(children.items()):
             if process.poll() is None:
                 continue
-            del children[name]
+            _end(children.pop(name))
             engines[name] = _found(meeting, name, args.out / f"{model}-{name}.log")
             _save(args.out / f"{model}-engines.json", {**_machine(args), "engines": engines})
             print(f"  {model} {name}", json.dumps(engines[name])[:400], flush=True)
     for name, process in children.items():
-        process.kill()
+        _end(process)
         engines[name] = {"failed": "it took too long"}
     pairs = {mode: _one_and_two(meeting, mode) for mode in args.modes.split(",")}
-    return {"model": model, "engines": engines, "one rank against two": pairs, "line": str(pairs)}
+    failed = [name for name, engine in engines.items() if "failed" in engine]
+    found = {"model": model, "engines": engines, "one rank against two": pairs}
+    return {**found, **({"failed": ", ".join(failed)} if failed else {"line": json.dumps(pairs)})}
 
 
 def _child(
@@ -240,8 +258,9 @@ def _child(
     words = ["--model", str(args.model), "--out", str(args.out), "--scratch", str(args.scratch)]
     words += ["--rounds", str(args.rounds), "--child", f"{model},{name},{meeting}"]
     log = (args.out / f"{model}-{name}.log").open("wb")
+    command = [sys.executable, __file__, *words]
     return subprocess.Popen(
-        [sys.executable, __file__, *words], env=environ, stdout=log, stderr=subprocess.STDOUT
+        command, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
     )
 
 
