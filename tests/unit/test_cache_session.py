@@ -305,6 +305,25 @@ def test_processes_that_ask_the_same_generate_once(tmp_path: Path) -> None:
     assert generated.read_text() == "x"
 
 
+def test_each_try_of_an_expectation_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Counted()
+    monkeypatch.setattr("jupyter_detllm.api.current_session", lambda: session)
+    stamps = []
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="not as expected"):
+            det.generate(
+                "a", temperature=0.8, max_tokens=5, cache=True, expect="^$", tries=2, unmet="warn"
+            )
+        stamps.append(det.last_stamp())
+    fresh, hit = stamps
+    assert fresh is not None
+    assert hit is not None
+    assert session.calls == [1, 1]
+    assert [call.cached for call in hit.calls] == [(0,), (0,)]
+    assert hit.without_cache() == fresh
+    assert [call.attempt.number for call in hit.calls if call.attempt] == [1, 2]
+
+
 def test_a_failure_leaves_the_claim_and_keeps_nothing() -> None:
     session = Counted()
 
