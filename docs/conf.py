@@ -36,8 +36,6 @@ html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
 highlight_language = "text"
-pygments_style = "friendly"
-pygments_dark_style = "monokai"
 
 
 def _dashes(_app: Any, doctree: nodes.document) -> None:
