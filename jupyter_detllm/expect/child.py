@@ -6,6 +6,7 @@ line of JSON, writes one, imports nothing of this package.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -14,12 +15,17 @@ from typing import Any
 
 __all__ = ["main"]
 
+_MEMORY = 2 << 30
+
 Check = Callable[[str], "str | None"]
 """Text to why it is not as expected, None where it is."""
 
 
 def _limit(seconds: int) -> None:
-    """Let the system end this process after so much work, also when its parent has died."""
+    """Let the system end this process after so much work, also when its parent has died.
+
+    What takes too much memory fails here, and not in the notebook's kernel.
+    """
     try:
         import resource
     except ImportError:
@@ -27,6 +33,9 @@ def _limit(seconds: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     end = int(used.ru_utime + used.ru_stime) + 1 + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (end, end + 1))
+    with contextlib.suppress(ValueError, OSError):  # not every system has this limit
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, hard))
 
 
 def _pattern(text: str, flags: int) -> Check:
@@ -89,7 +98,9 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
         return {"problem": f"{error.name} is missing: pip install jsonschema"}
     except RecursionError:
         return {"problem": "it recurses without end"}
-    except (ValueError, re.error, MemoryError) as error:
+    except MemoryError:
+        return {"problem": "it takes more than 2 GiB of memory"}
+    except (ValueError, re.error) as error:
         return {"problem": str(error) or type(error).__name__}
 
 
