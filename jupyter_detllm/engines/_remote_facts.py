@@ -47,6 +47,7 @@ UNPROVEN: Mapping[str, str] = {
 
 _NAME = re.compile(r"[a-z]+\.[A-Za-z0-9_]{1,60}")
 _GROUPS = ("controls.", "engine.", "hardware.", "software.", "torch.")
+_OF_MODEL = frozenset({"model.architecture", "model.generation_config", "model.quantization"})
 _OURS = frozenset({"engine.name", "engine.batch", "engine.unproven", "engine.server"})
 _DEFAULTS = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "max_tokens", "repetition_penalty"}
@@ -163,14 +164,19 @@ def _digest(value: object) -> Digest | None:
 def _told(data: object) -> dict[str, FieldValue]:
     out: dict[str, FieldValue] = {}
     for name, value in list(data.items())[:MAX_FIELDS] if isinstance(data, Mapping) else ():
-        known = isinstance(name, str) and _NAME.fullmatch(name) and name.startswith(_GROUPS)
-        if not known or name in _OURS or spec_of(name) is None:
+        if not isinstance(name, str) or not _is_told(name):
             continue
         if isinstance(value, str):
             out[name] = value[: 4 * MAX_VALUE_CHARS]
         elif isinstance(value, (bool, int)) and abs(value) < 1 << 53:
             out[name] = value
     return out
+
+
+def _is_told(name: str) -> bool:
+    if not _NAME.fullmatch(name) or name in _OURS or spec_of(name) is None:
+        return False
+    return name.startswith(_GROUPS) or name in _OF_MODEL
 
 
 def _ids(data: object) -> tuple[int, ...]:

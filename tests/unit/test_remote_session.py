@@ -39,6 +39,7 @@ RECORD: dict[str, Any] = {
         "engine.dtype": "bfloat16",
         "engine.name": "a lie",
         "model.weights": "a lie",
+        "model.quantization": "awq, 4 bits",
         "no.such_field": "x",
         "controls.VLLM_CPU_ATTN_SPLIT_KV": "0",
         "engine.compile": ["not", "a", "field"],
@@ -106,6 +107,7 @@ def test_a_server_of_ours_tells_all_and_is_bounded() -> None:
         assert values["hardware.cpu_isa"] == "AVX512_BF16"
         assert values["engine.invariance"] == "cpu-two-rows"
         assert values["engine.name"] == "vllm-server"
+        assert values["model.quantization"] == "awq, 4 bits"
         assert values["engine.unproven"] == "batch, word"
         assert not {"no.such_field", "engine.compile", "engine.server"} & set(values)
         sampling = stamp.requests[0].sampling
