@@ -101,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         path, log = open_log()
         with log, started(plan, identity, log, path, state) as server:
             _say(args, f"starting vllm serve; its log is {path}")
+            _warn(args.host)
             server.wait_ready(args.start_timeout)
             test = _shown_test(args, plan)
             try:
@@ -111,6 +112,13 @@ def run(args: argparse.Namespace) -> int:
                 _say(args, "ending the server")
                 return 0
             raise EngineError(server.ended(code), fix=f"read its log, {path}")
+
+
+def _warn(host: str) -> None:
+    from jupyter_detllm.engines._remote_address import API_KEY_VARIABLE
+
+    if host not in {"127.0.0.1", "::1", "localhost"} and not os.environ.get(API_KEY_VARIABLE):
+        notice(f"everyone who reaches {host} can use it: {API_KEY_VARIABLE} is not set")
 
 
 def _say(args: argparse.Namespace, text: str) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-__all__ = ["CutOffError", "StatusError", "events_of", "json_of", "reason", "refusal"]
+__all__ = ["CutOffError", "StatusError", "events_of", "json_of", "printable", "reason", "refusal"]
 
 _LONGEST_LINE = 300
 _LARGEST_ERROR = 1 << 16
@@ -50,8 +50,13 @@ def _message(text: str) -> str:
     """Return the one line a server's error says: vLLM's, OpenAI's or FastAPI's."""
     with contextlib.suppress(ValueError):
         text = _message_of(json.loads(text))
-    line = " ".join(text.split()).rstrip(".")
+    line = printable(" ".join(text.split())).rstrip(".")
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
+
+
+def printable(text: str) -> str:
+    """Return a server's text without what a terminal would obey."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _message_of(data: Any) -> str:

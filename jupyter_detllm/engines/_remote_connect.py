@@ -140,7 +140,7 @@ async def _one_token(server: Connection, served: str) -> str | None:
     job, sampling = Job(0, 0, ids, 0), Sampling(max_tokens=1)
     body = body_of(job, sampling, served)
     found = await server.stream(
-        COMPLETIONS, body, lambda events: read_stream(events, lambda tokens: None)
+        COMPLETIONS, body, lambda events: read_stream(events, 1, lambda tokens: None)
     )
     found.generation(job, sampling)
     return found.server if isinstance(found.server, str) else None

@@ -17,6 +17,7 @@ from jupyter_detllm.core.canonical import Digest
 from jupyter_detllm.core.fields import spec_of
 from jupyter_detllm.core.fingerprint import MAX_FIELDS, MAX_VALUE_CHARS, FieldValue
 from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.engines._remote_answers import printable
 from jupyter_detllm.errors import CanonicalError
 from jupyter_detllm.probes.engine import ENGINE_READERS
 
@@ -118,7 +119,7 @@ def display_name(served: str) -> str:
     """Return a served name as a stamp may hold it: of a path only the last part."""
     name = served.rstrip("/\\").replace("\\", "/")
     is_path = name.startswith(("/", "~", ".")) or re.match(r"[A-Za-z]:/", name)
-    return (name.rsplit("/", 1)[-1] if is_path else name)[:200]
+    return printable(name.rsplit("/", 1)[-1] if is_path else name)[:200]
 
 
 @dataclass(frozen=True, slots=True)

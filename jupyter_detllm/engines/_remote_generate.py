@@ -116,9 +116,9 @@ class Transcript:
             raise EngineError(
                 "the server returns no token ids", expected="`vllm serve` 0.25 or later"
             )
-        self.texts.append(text)
+        self.texts.append(text + "")  # text, or a TypeError here
         if ids:
-            self.token_ids += ids
+            self.token_ids += map(_token_id, ids)
             self.logprobs += _entries(choice.get("logprobs"), len(ids))
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
@@ -151,6 +151,12 @@ class Transcript:
         )
 
 
+def _token_id(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise ValueError(value)
+    return value
+
+
 def _entries(logprobs: Any, count: int) -> list[dict[int, _Logprob]]:
     top = logprobs.get("top_logprobs") if isinstance(logprobs, Mapping) else None
     if not isinstance(top, list) or len(top) != count:
@@ -174,17 +180,44 @@ def _entries(logprobs: Any, count: int) -> list[dict[int, _Logprob]]:
         ) from None
 
 
-async def read_stream(events: AsyncIterator[Any], tell: Callable[[int], None]) -> Transcript:
-    """Return what a stream brought; `tell` is called with the tokens of each event."""
+async def read_stream(
+    events: AsyncIterator[Any], most: int, tell: Callable[[int], None]
+) -> Transcript:
+    """Return what a stream brought.
+
+    Parameters
+    ----------
+    events
+        The server's, as they come.
+    most
+        Tokens that were asked for: a stream of more is not read to its end.
+    tell
+        Called with the tokens of each event.
+
+    Raises
+    ------
+    EngineError
+        For events that no vLLM sends.
+    """
     found = Transcript()
     told = 0
     try:
         async for event in events:
-            if isinstance(event, Mapping):
-                brought = found.add(event)
-                told += brought
-                tell(brought)
+            brought = _taken(found, event)
+            told += brought
+            tell(brought)
+            if len(found.token_ids) > most:
+                raise EngineError(f"the server sends more than the {most} tokens asked for")
     except BaseException:
         tell(-told)  # it may be asked for again from its start
         raise
     return found
+
+
+def _taken(found: Transcript, event: Any) -> int:
+    try:
+        return found.add(event)
+    except (AttributeError, TypeError, ValueError):
+        raise EngineError(
+            "the server sends events that are not vLLM's", expected="`vllm serve` 0.25 or later"
+        ) from None

@@ -68,7 +68,9 @@ class Run:
         body = body_of(job, sampling, self._facts.served)
         async with gate:
             found = await self._server.stream(
-                COMPLETIONS, body, lambda events: read_stream(events, self.tally.add)
+                COMPLETIONS,
+                body,
+                lambda events: read_stream(events, sampling.max_tokens, self.tally.add),
             )
         ended = found.finish_reason == "stop"
         found.offsets = await self._pieces.offsets(found.token_ids, found.text, ended=ended)

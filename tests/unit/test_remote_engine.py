@@ -320,3 +320,35 @@ def test_levels(server: FakeServer) -> None:
         "model",
     }
     engine.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({"choices": [{"token_ids": ["a"], "text": ""}]}, "not vLLM's"),
+        ({"choices": [{"token_ids": [1], "text": 3}]}, "not vLLM's"),
+        ({"choices": 7}, "not vLLM's"),
+        ([], "not vLLM's"),
+        ({"choices": [{"token_ids": [1] * 99, "text": ""}]}, "no logprobs"),
+        ({"error": {"message": "\x1b[31mred\nline", "code": 400}}, "\ufffd.31mred line"),
+    ],
+)
+def test_what_no_vllm_sends_is_one_line(server: FakeServer, event: Any, words: str) -> None:
+    engine = remote(server)
+    requests = engine_contract.ask(engine, ["one"])
+    server.events = lambda body: iter([event])  # type: ignore[method-assign]
+    with pytest.raises(DetLLMError, match=words) as caught:
+        engine.generate(requests)
+    assert str(caught.value).isprintable()
+    engine.shutdown()
+
+
+def test_more_tokens_than_asked_for_are_not_read_to_their_end(server: FakeServer) -> None:
+    engine = remote(server)
+    requests = engine_contract.ask(engine, ["one"], options=SamplingOptions(max_tokens=2))
+    top = {"token_id:1": -0.5, "token_id:2": -1.5}
+    more = {"text": "x", "token_ids": [1], "logprobs": {"top_logprobs": [top]}}
+    server.events = lambda body: iter([{"choices": [more]}] * 1000)  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="more than the 2 tokens"):
+        engine.generate(requests)
+    engine.shutdown()
