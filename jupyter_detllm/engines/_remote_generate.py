@@ -116,7 +116,9 @@ class Transcript:
             raise EngineError(
                 "the server returns no token ids", expected="`vllm serve` 0.25 or later"
             )
-        self.texts.append(text + "")  # text, or a TypeError here
+        if not isinstance(text, str):
+            raise TypeError(text)
+        self.texts.append(text)
         if ids:
             self.token_ids += map(_token_id, ids)
             self.logprobs += _entries(choice.get("logprobs"), len(ids))
