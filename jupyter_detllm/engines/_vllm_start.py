@@ -96,7 +96,20 @@ def start_llm(
             raise
         # Past the handler the error is gone, and with it the frames that hold a model.
         forget_distributed()
-    raise EngineStartError(f"vLLM did not start: {line}", fix=f"read its log, {log_path}")
+    raise EngineStartError(f"vLLM did not start: {line}", fix=_way_out(line, log_path))
+
+
+_WAYS_OUT = {
+    "Not enough allowed NUMA nodes": "each rank's processors before Python starts, as in "
+    "VLLM_CPU_OMP_THREADS_BIND='0|1'",
+    "must be divisible by tensor parallel size": "a tensor_parallel_size that divides the heads",
+}
+
+
+def _way_out(line: str, log_path: Path) -> str:
+    """Return what mends a known cause, else where to read more."""
+    found = (way for words, way in _WAYS_OUT.items() if words in line)
+    return next(found, f"read its log, {log_path}")
 
 
 def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) -> Started:
