@@ -117,6 +117,29 @@ def test_deleting_and_undoing_in_the_other_browser_is_mirrored(
     assert one.state()["text"] == "stamped, 2 cells"
 
 
+def test_lost_outputs_are_put_back_by_the_page_that_asked_and_once(
+    fronts: tuple[Front, Front],
+) -> None:
+    one, two = fronts
+    server = one.server
+    server.write("lost.ipynb", *CELLS, "%detllm stamps")
+    one.open("lost.ipynb")
+    two.open("lost.ipynb")
+    one.page.bring_to_front()
+    one.run_all()
+    on_disk(server, "lost.ipynb", [False, False, True, True, False])
+    before = one.model()["cells"][2]["outputs"]
+    one.select(2)
+    one.command("notebook:clear-cell-output")
+    two.wait(f"() => [...{CURRENT}.context.model.cells][2].outputs.length === 0")
+    one.run(4)
+    two.wait(f"() => [...{CURRENT}.context.model.cells][2].outputs.length > 0")
+    two.settle(600)
+    for front in fronts:
+        assert front.model()["cells"][2]["outputs"] == before
+        assert front.state()["text"] == "stamped, 2 cells"
+
+
 def test_opening_a_headless_notebook_writes_nothing(fronts: tuple[Front, Front]) -> None:
     from tests.builders import notebook, stamped_cell
 

@@ -15,7 +15,7 @@ import pytest
 from jupyter_detllm.cli import main
 from jupyter_detllm.core.notebook import KEY, RUN_KEY, check_cell, read_notebook
 from jupyter_detllm.core.promotion import Update, promote
-from tests.builders import stamped_cell
+from tests.builders import make_stamp, notebook, stamped_cell, with_actual
 from tests.ui.lab import LOAD, USE, Front, drift
 
 Book = dict[str, Any]
@@ -117,6 +117,22 @@ def test_the_indicator_is_green_only_when_every_cell_was_compared(lab: Front) ->
         "state": "verified", "text": "verified 3 of 3", "late": [], "problems": [],
         "verdicts": ["match"] * 3,
     }  # fmt: skip
+
+
+def test_a_late_control_is_named_and_never_green(lab: Front) -> None:
+    late = ("CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED")
+    for name, control, text, state in (
+        ("late", late[0], "verified 1 of 1; late controls", "partly"),
+        ("harmless", late[1], "verified 1 of 1", "verified"),
+    ):
+        stamp = make_stamp(ONE, name="one", late=(control,))
+        book = promote(notebook(stamped_cell(ONE, stamp)), Update.NEW)[0]
+        lab.server.write(f"{name}.ipynb", book=with_actual(book, 1, stamp))
+        lab.open(f"{name}.ipynb", kernel=False)
+        assert set(lab.status()) == {f"detllm: {text}"}
+        assert lab.state()["state"] == state
+        panel = lab.open_panel().inner_text()
+        assert (f"too late to be in force: {control}" in panel) == (state == "partly")
 
 
 def test_drift_is_shown_kept_and_accepted_by_command(lab: Front) -> None:

@@ -129,6 +129,19 @@ def run_and_save_what_is_read_only(front: Front) -> None:
     assert (server.root / "locked.ipynb").read_bytes() == original
 
 
+def leave_alone_what_is_read_only(front: Front) -> None:
+    """Save by force what cannot be saved: every JupyterLab says so in a dialog of its own."""
+    path = front.server.write("locked.ipynb", *CELLS)
+    original = path.read_bytes()
+    front.open("locked.ipynb")
+    front.run_all()
+    front.evaluate(f"() => {{ {CURRENT}.context.save().catch(() => null); }}")
+    front.page.locator(".jp-Dialog").wait_for()
+    front.page.keyboard.press("Escape")
+    assert path.read_bytes() == original
+    assert front.state()["text"] == "stamped, 2 cells"
+
+
 @pytest.mark.slow
 def test_a_read_only_notebook_is_left_alone_and_its_copy_is_stamped(
     context: Any, tmp_path: Path
