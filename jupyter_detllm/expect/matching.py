@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jupyter_detllm.core.attempts import ExpectationKind
 from jupyter_detllm.errors import ExpectationError
 from jupyter_detllm.expect.expectation import Expectation
 
@@ -52,7 +53,9 @@ def mismatches(
         "texts": list(texts),
         "seconds": seconds,
     }
-    answer = _ask(json.dumps(asked), seconds)
+    # A pattern needs nothing that is installed, and starts sooner without.
+    flags = () if expectation.kind is ExpectationKind.SCHEMA else ("-S",)
+    answer = _ask(json.dumps(asked), flags, seconds)
     if "problem" in answer:
         raise ExpectationError(f"the expectation cannot be checked: {answer['problem']}")
     found = answer["found"]
@@ -61,12 +64,12 @@ def mismatches(
     return {index: str(reason) for index, reason in enumerate(found) if reason is not None}
 
 
-def _ask(line: str, seconds: int) -> dict[str, object]:
+def _ask(line: str, flags: Sequence[str], seconds: int) -> dict[str, object]:
     environ = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
     try:
         done = subprocess.run(
             # -P: nothing beside the notebook is imported.
-            [sys.executable, "-P", str(_CHILD)],
+            [sys.executable, "-P", *flags, str(_CHILD)],
             input=line + "\n",
             capture_output=True,
             text=True,
