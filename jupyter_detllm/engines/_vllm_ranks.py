@@ -8,13 +8,16 @@ a second, with an error that names the rank.
 from __future__ import annotations
 
 import contextlib
+import glob
 import multiprocessing
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import shared_memory
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from jupyter_detllm.controls.environ import RANK_VARIABLES
@@ -28,10 +31,13 @@ _JOIN_SECONDS = 5.0
 _SETTLE_SECONDS = 10.0
 
 
-def keep_going(worker: Any) -> bool:
-    """Ignore SIGINT in a rank: an interrupt of the cell goes to its whole process group."""
+def keep_going(worker: Any) -> str:
+    """Ignore SIGINT in a rank: an interrupt of the cell goes to its whole process group.
+
+    Returns how vLLM's shared memory of CPU ranks is called; "" where it has none.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return True
+    return os.environ.get("VLLM_DIST_IDENT", "")
 
 
 def answer_again(wrapped: Any, number: int) -> int:
@@ -91,7 +97,7 @@ class Ranks:
         self.fields: dict[str, FieldValue] = rank_fields(llm, RANK_VARIABLES)
         if not workers:
             return
-        ask_ranks(llm, keep_going)
+        self._memory += _cpu_memory(ask_ranks(llm, keep_going))
         self._stop, stopped = multiprocessing.Pipe()
         sentinels = [process.sentinel for process in self._processes]
         threading.Thread(
@@ -170,6 +176,13 @@ def _memory_names(executor: Any) -> list[str]:
     queues = [getattr(executor, "rpc_broadcast_mq", None), *getattr(executor, "response_mqs", ())]
     memory = (getattr(getattr(queue, "buffer", None), "shared_memory", None) for queue in queues)
     return [str(block.name) for block in memory if block is not None]
+
+
+def _cpu_memory(groups: Iterable[str]) -> list[str]:
+    """Return the names of the memory through which CPU ranks add; vLLM leaves it behind."""
+    folder = Path("/dev/shm")  # noqa: S108 - where Linux keeps shared memory
+    found = (folder.glob(f"{glob.escape(group)}-*cpushm*") for group in set(groups) if group)
+    return sorted(file.name for files in found for file in files)
 
 
 def _remove(name: str) -> None:

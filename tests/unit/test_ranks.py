@@ -163,9 +163,11 @@ def processes() -> Iterator[list[Any]]:
         process.join()
 
 
-def watched(processes: list[Any], monkeypatch: pytest.MonkeyPatch) -> Ranks:
+def watched(
+    processes: list[Any], monkeypatch: pytest.MonkeyPatch, told: list[str] | None = None
+) -> Ranks:
     """Return what watches them; the questions at the start have been answered."""
-    monkeypatch.setattr("jupyter_detllm.engines._vllm_ranks.ask_ranks", lambda *args: [])
+    monkeypatch.setattr("jupyter_detllm.engines._vllm_ranks.ask_ranks", lambda *args: told or [])
     monkeypatch.setattr("jupyter_detllm.engines._vllm_ranks.rank_fields", lambda *args: {})
     block = shared_memory.SharedMemory(create=True, size=64)
     executor = Executor(processes)
@@ -188,6 +190,22 @@ def test_a_rank_that_dies_is_named_and_ends_the_others(
     with pytest.raises(FileNotFoundError):
         shared_memory.SharedMemory(name=name)
     assert found.clear() == ""
+
+
+def test_memory_through_which_cpu_ranks_add_is_removed(
+    processes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = f"detllm_test_{os.getpid()}"
+    blocks = [
+        shared_memory.SharedMemory(f"{group}{name}", create=True, size=64)
+        for name in ("-tp:0-[0-1]-cpushm_0", "-tp:0-[0-1]-cpushm_1", "x-tp:0-cpushm_0")
+    ]
+    found = watched(processes, monkeypatch, [group, group])
+    found.stop_watching()
+    found.clear(grace=0.0)
+    left = [name for name in os.listdir("/dev/shm") if name.startswith(group)]
+    blocks[2].unlink()
+    assert left == [f"{group}x-tp:0-cpushm_0"], "another engine's stays"
 
 
 def test_a_rank_that_ends_in_a_shutdown_ends_no_other(
@@ -228,10 +246,13 @@ def test_a_start_that_fails_leaves_no_worker(processes: list[Any]) -> None:
         users.join()
 
 
-def test_an_interrupt_of_the_process_group_spares_the_ranks() -> None:
+def test_an_interrupt_of_the_process_group_spares_the_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
-        assert keep_going(object())
+        monkeypatch.setenv("VLLM_DIST_IDENT", "vllm_dist_1")
+        assert keep_going(object()) == "vllm_dist_1"
         os.kill(os.getpid(), signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
