@@ -19,7 +19,9 @@ HELP = "test whether a model's generations depend on what shares their batch"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("model", metavar="MODEL", help="demo, a folder or a Hugging Face id")
+    parser.add_argument(
+        "model", metavar="MODEL", help="demo, a folder, a Hugging Face id, or a server's address"
+    )
     parser.add_argument(
         "--level",
         choices=[level.value for level in Level],

@@ -18,7 +18,7 @@ from jupyter_detllm.invariance.plan import (
     preemption_options,
 )
 from jupyter_detllm.invariance.selftest import Row, SelfTest, room_of, run_test
-from jupyter_detllm.verify.engine_start import FAKE, VLLM, Modifiers, RunningEngine, start
+from jupyter_detllm.verify.engine_start import VLLM, Modifiers, RunningEngine, engine_of, start
 from jupyter_detllm.verify.level_proof import fast_prefill
 
 __all__ = ["Probing", "probe_engine", "probe_model"]
@@ -89,7 +89,7 @@ def probe_model(
     DetLLMError
         When the engine does not start or fails.
     """
-    name = FAKE if model == FAKE else VLLM
+    name = engine_of(model)
     spec = EngineSpec(model, level, dict(options))
     running = start(name, spec, Modifiers(), progress=progress, prove=False)
     tests: list[SelfTest] = []
@@ -102,7 +102,7 @@ def probe_model(
     finally:
         running.engine.shutdown()
     notes: list[str] = []
-    if name == FAKE or not preemption:
+    if name != VLLM or not preemption:
         notes.append("preemption: not tried")
     elif tests[-1].method != "sequential":
         found = _preempted(name, spec, block if isinstance(block, int) else 16, progress)

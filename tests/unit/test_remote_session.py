@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jupyter_detllm.cli import main
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Prompt
@@ -177,3 +178,11 @@ def test_two_sessions_have_one_stamp(server: FakeServer) -> None:
         found.append(cell.stamp("source").digest)
         session.release()
     assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_probe_tests_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(sensitive=True) as server:
+        assert main(["probe", server.url, "--level", "seeded", "--quiet"]) == 1
+    out = capsys.readouterr().out
+    assert "preemption: not tried" in out
