@@ -32,6 +32,8 @@ def _set_for(control: EnvControl) -> str:
     wanted = ", ".join(levels) if len(levels) < len(Level) else "every level"
     if not levels:
         wanted = ", ".join(f"`--{modifier.value}`" for modifier in sorted(control.modifiers))
+    if control.parallel:
+        wanted += "; several ranks only"
     return wanted if control.platform is None else f"{wanted}; {control.platform.value} only"
 
 
