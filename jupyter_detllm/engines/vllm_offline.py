@@ -209,7 +209,8 @@ class VLLMOfflineEngine:
             if isinstance(error, DetLLMError) or not isinstance(error, Exception):
                 raise
             if dead := self._ranks.dead():
-                raise EngineError(f"the {what} failed: {dead}", fix=_AGAIN) from None
+                fix = f"{_AGAIN} (vLLM's log: {self.log_path})"
+                raise EngineError(f"the {what} failed: {dead}", fix=fix) from None
             line = cause_line(error, self.log_path)
             raise EngineError(
                 f"the {what} failed: {line}", fix=f"read vLLM's log, {self.log_path}"

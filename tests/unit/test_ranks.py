@@ -23,7 +23,8 @@ from jupyter_detllm.engines._vllm_run import recover
 from jupyter_detllm.engines._vllm_start import _way_out
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.ranks import ranks_of
-from jupyter_detllm.errors import InvarianceError
+from jupyter_detllm.engines.vllm_offline import VLLMOfflineEngine
+from jupyter_detllm.errors import EngineError, InvarianceError
 from jupyter_detllm.invariance.base import Host
 from jupyter_detllm.probes import links, ranks
 from jupyter_detllm.probes.platform import Platform
@@ -332,3 +333,19 @@ def test_what_two_ranks_on_one_node_need_is_said(tmp_path: Path) -> None:
     heads = "Total number of attention heads (9) must be divisible by tensor parallel size (2)."
     assert "divides the heads" in _way_out(heads, tmp_path)
     assert _way_out("another", tmp_path) == f"read its log, {tmp_path}"
+
+
+def test_a_call_that_lost_a_rank_says_so_and_so_does_the_next(tmp_path: Path) -> None:
+    engine = VLLMOfflineEngine.__new__(VLLMOfflineEngine)
+    engine._llm, engine.log_path = object(), tmp_path / "vllm.log"
+    engine._ranks = SimpleNamespace(dead=lambda: "rank 1 was ended by SIGKILL")
+    interrupt: Any = SimpleNamespace(check=lambda: None)
+    with (
+        pytest.raises(EngineError, match="the generation failed: rank 1 was ended") as failed,
+        engine._kept_whole(interrupt, "generation"),
+    ):
+        raise RuntimeError("cancelled")  # all that vLLM says
+    assert "%detllm release" in str(failed.value)
+    assert "vllm.log" in str(failed.value)
+    with pytest.raises(EngineError, match="cannot be used any more .rank 1 was ended"):
+        engine._check_usable()
