@@ -56,7 +56,15 @@ class Host:
     @property
     def tensor_parallel(self) -> int:
         """Tensor parallel size asked for; 1 by default."""
-        value = self.option("tensor_parallel_size", 1)
+        return self._size("tensor_parallel_size")
+
+    @property
+    def pipeline_parallel(self) -> int:
+        """Pipeline parallel size asked for; 1 by default."""
+        return self._size("pipeline_parallel_size")
+
+    def _size(self, name: str) -> int:
+        value = self.option(name, 1)
         return int(value) if isinstance(value, (int, str)) and str(value).isdigit() else 1
 
 

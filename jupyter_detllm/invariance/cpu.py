@@ -133,8 +133,8 @@ class _CpuRows(Method):
             return "it is for CPU"
         if not host.vllm.startswith(PROVEN_VLLM):
             return f"it is proven for vLLM {' and '.join(PROVEN_VLLM)}x, this is {host.vllm}"
-        if host.tensor_parallel > 1:
-            return "the engine's workers are other processes with tensor parallelism"
+        if host.tensor_parallel > 1 or host.pipeline_parallel > 1:
+            return "the engine's workers are other processes with tensor or pipeline parallelism"
         if _is_off(host.option("enforce_eager")):
             return "a compiled model (enforce_eager off) does not call the layers' functions"
         for name in _NOT_WITH:

@@ -69,6 +69,8 @@ class HopperOneKernel(Method):
         if host.tensor_parallel > MOST_RANKS:
             # Of two numbers there is one sum; of more the order follows the message's size.
             return f"it is for {MOST_RANKS} GPUs at most, here it is {host.tensor_parallel}"
+        if host.pipeline_parallel > 1:
+            return "it is not proven with pipeline_parallel_size"
         return ""
 
     def arguments(self, chosen: Mapping[str, object]) -> dict[str, object]:

@@ -82,5 +82,5 @@ def test_nothing_is_left_of_it_and_the_next_start_works(ranks: dict[str, Any]) -
 def test_the_level_invariant_is_refused_in_one_line(ranks: dict[str, Any]) -> None:
     line = ranks["invariant"]
     assert "no method of batch invariance is for this engine" in line
-    assert "the engine's workers are other processes with tensor parallelism" in line
+    assert "the engine's workers are other processes with tensor or pipeline parallelism" in line
     assert "--level repeatable" in line

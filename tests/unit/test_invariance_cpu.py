@@ -57,6 +57,7 @@ def test_the_kernels_decide_which_method_is_first(
         ({"enable_lora": True}, "enable_lora"),
         ({"speculative_config": "{}"}, "speculative_config"),
         ({"tensor_parallel_size": "2"}, "other processes"),
+        ({"pipeline_parallel_size": 2}, "other processes"),
     ],
 )
 def test_what_a_method_does_not_cover_is_refused_by_name(options: dict[str, Any], why: str) -> None:

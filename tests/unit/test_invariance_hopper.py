@@ -350,3 +350,5 @@ def test_with_more_than_two_ranks_the_order_of_a_sum_may_follow_the_batch() -> N
     two, four = ({"tensor_parallel_size": n} for n in (2, 4))
     assert not HopperOneKernel().refusal(replace(H200, options=two))
     assert "2 GPUs at most, here it is 4" in HopperOneKernel().refusal(replace(H200, options=four))
+    stages = replace(H200, options={"pipeline_parallel_size": "2"})
+    assert "pipeline_parallel_size" in HopperOneKernel().refusal(stages)

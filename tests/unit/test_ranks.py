@@ -321,8 +321,8 @@ def test_on_cpu_two_ranks_refuse_the_level_with_one_reason(
         InForce(spec)
     assert refused.value.what == (
         "no method of batch invariance is for this engine (cpu-two-rows, cpu-rows-32, "
-        "cpu-tiles-16: the engine's workers are other processes with tensor parallelism; "
-        "hopper-one-kernel, vllm-flag: it is for GPUs)"
+        "cpu-tiles-16: the engine's workers are other processes with tensor or pipeline "
+        "parallelism; hopper-one-kernel, vllm-flag: it is for GPUs)"
     )
     assert InForce(EngineSpec("demo", Level.INVARIANT, options)).name == "sequential"
 
