@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,29 +148,52 @@ class Relay:
         return self._facts
 
     async def _answer(self, key: Digest, request: Any, body: bytes) -> tuple[Answer, str]:
-        store = self._cache.store
-        kept = await asyncio.to_thread(store.get, key)
-        before = None
-        if kept is not None:
-            try:
-                before = read_answer(key, kept.value)
-            except StampError:
-                await asyncio.to_thread(store.drop, key)
-        uses = 0 if kept is None else kept.uses
-        if before is not None and not is_sampled(key, uses, self._cache.sample):
-            await self._count_hit()
-            return before, "hit"
         task = self._asked.get(key)
-        if task is not None:
-            answer, _ = await asyncio.shield(task)
-            return answer, "coalesced"
+        joined = task is not None
+        if task is None:
+            # From here on equal requests wait for this one, its look-up included: between a
+            # miss and its task there is no moment in which another could begin.
+            task = asyncio.create_task(self._find(key, request, body))
+            self._asked[key] = task
+            task.add_done_callback(lambda done: self._ended(key, done))
+        # Who goes away must not take the answer from the others.
+        answer, how = await asyncio.shield(task)
+        if how == "hit":
+            await self._count_hit()
+        return answer, "coalesced" if joined and how != "hit" else how
+
+    def _ended(self, key: Digest, task: asyncio.Task[tuple[Answer, str]]) -> None:
+        self._asked.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # told to those who wait; perhaps nobody does any more
+
+    async def _find(self, key: Digest, request: Any, body: bytes) -> tuple[Answer, str]:
+        """Return the kept answer, or the server's."""
+        before, sampled = await asyncio.to_thread(self._look_up, key)
+        if before is not None and not sampled:
+            return before, "hit"
+        try:
+            answer = await self._ask(request, body)
+        except _failures():
+            if before is None:
+                raise
+            return before, "hit"
+        value = answer.to_kept(key)
+        if value is None:
+            return (answer, "miss") if before is None else (before, "hit")
+        if before is None:
+            await asyncio.to_thread(self._keep, key, value)
+            return answer, "miss"
+        return answer, await asyncio.to_thread(self._verified, key, before, answer)
+
+    async def _ask(self, request: Any, body: bytes) -> Answer:
         passed = _passed_headers(request)
         headers = [(k, v) for k, v in passed if k.lower() != "accept-encoding"]
         headers.append(("Accept-Encoding", "identity"))
-        task = asyncio.create_task(self._ask(key, headers, request.path, body, before))
-        self._asked[key] = task
-        task.add_done_callback(lambda _: self._asked.pop(key, None))
-        return await asyncio.shield(task)
+        async with self._client.post(
+            self._inner + request.path, data=body, headers=headers, allow_redirects=False
+        ) as response:
+            return Answer(response.status, await response.read(), _passed_headers(response))
 
     async def _count_hit(self) -> None:
         # Not one transaction each: a hit costs little else.
@@ -179,27 +202,16 @@ class Relay:
             hits, self._hits = self._hits, 0
             await asyncio.to_thread(self._cache.store.count, hits=hits)
 
-    async def _ask(
-        self,
-        key: Digest,
-        headers: Sequence[tuple[str, str]],
-        path: str,
-        body: bytes,
-        before: Answer | None,
-    ) -> tuple[Answer, str]:
-        """Ask the server; keep the answer, or compare it with the one that was kept."""
-        url = self._inner + path
-        async with self._client.post(
-            url, data=body, headers=headers, allow_redirects=False
-        ) as response:
-            answer = Answer(response.status, await response.read(), _passed_headers(response))
-        value = answer.to_kept(key)
-        if value is None:
-            return answer, "miss"
-        if before is None:
-            await asyncio.to_thread(self._keep, key, value)
-            return answer, "miss"
-        return answer, await asyncio.to_thread(self._verified, key, before, answer)
+    def _look_up(self, key: Digest) -> tuple[Answer | None, bool]:
+        """Return what is kept, and whether it is to be generated again."""
+        kept = self._cache.store.get(key)
+        if kept is None:
+            return None, False
+        try:
+            return read_answer(key, kept.value), is_sampled(key, kept.uses, self._cache.sample)
+        except StampError:
+            self._cache.store.drop(key)
+            return None, False
 
     def _keep(self, key: Digest, value: str) -> None:
         self._cache.store.put(key, value)

@@ -313,6 +313,17 @@ def test_equal_requests_at_once_are_asked_once(proxy: RunningProxy, upstream: Up
     assert set(ways) <= {"miss", "coalesced", "hit"}
 
 
+def test_a_burst_of_equal_requests_is_asked_once_each(
+    proxy: RunningProxy, upstream: Upstream
+) -> None:
+    asked = [{**ASKED, "prompt": str(i % 20)} for i in range(200)]
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda value: send(proxy.url, value), asked))
+    assert upstream.generated == 20
+    for first in range(20):
+        assert len({body for _, _, body in found[first::20]}) == 1
+
+
 def test_a_client_that_leaves_takes_no_answer_from_the_others(
     proxy: RunningProxy, upstream: Upstream
 ) -> None:
@@ -347,6 +358,11 @@ def test_samples_are_asked_again_and_a_mismatch_is_loud(
     assert said[0].startswith("MISMATCH")
     assert how(proxy.url, ASKED) == "miss"
     assert store.counters()["mismatches"] == 1
+    upstream.status = 500  # what cannot be verified just now is no mismatch
+    assert how(proxy.url, ASKED) == "hit"
+    upstream.status, upstream.gone = 200, True
+    assert how(proxy.url, ASKED) == "hit"
+    assert len(said) == 1
     proxy.close()
 
 
