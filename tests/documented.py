@@ -83,6 +83,8 @@ def typed(page: str, first: str) -> Iterator[tuple[int, list[str]]]:
         if block.language == "text":
             continue
         for number, line in enumerate(block.text.splitlines(), start=block.line + 1):
-            words = re.sub(r"\s{2,}#.*|\s#\s.*", "", line.strip().removeprefix("$ ").strip())
+            words = line.strip().removeprefix("$ ").strip()
+            if not first.startswith("%%"):  # there a comment would be part of the line
+                words = re.sub(r"\s#\s.*", "", words)
             if words.startswith(f"{first} ") and not _SYNOPSIS.search(words):
                 yield number, shlex.split(words.removeprefix(first))

@@ -14,10 +14,19 @@ from IPython.core.magic_arguments import MagicArgumentParser
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel.hints import nearest
 
-__all__ = ["ArgumentParser", "Namespace", "asks_for_help", "identifier", "number", "split_line"]
+__all__ = [
+    "ArgumentParser",
+    "Namespace",
+    "asks_for_help",
+    "identifier",
+    "number",
+    "split_line",
+    "without_comment",
+]
 
 Namespace = argparse.Namespace
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*")
+_COMMENT = re.compile(r"(?:^|\s)#(?=\s|$)")
 _DASHES = re.compile(r"[\u2010-\u2015\u2212]+(?=[A-Za-z])")
 _ARGUMENT = re.compile(r"argument (\S+?)(?:/\S+)?: (.+)")
 
@@ -37,6 +46,18 @@ def split_line(line: str) -> list[str]:
             "a quotation on the magic's line does not end",
             expected="a closing quote, or \\' for an apostrophe",
         ) from None
+
+
+def without_comment(line: str) -> str:
+    """Return a line up to a ``#`` that stands alone outside of quotes, as after a statement."""
+    for found in _COMMENT.finditer(line):
+        before = line[: found.start()]
+        try:
+            shlex.split(before)
+        except ValueError:  # inside a quotation
+            continue
+        return before
+    return line
 
 
 def _plain_dash(token: str) -> str:

@@ -12,7 +12,7 @@ from jupyter_detllm.engines.base import Progress, SamplingOptions
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.expect.expectation import from_line
 from jupyter_detllm.kernel import status
-from jupyter_detllm.kernel.argline import Namespace, asks_for_help, split_line
+from jupyter_detllm.kernel.argline import Namespace, asks_for_help, split_line, without_comment
 from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.bodies import fill, prompts_of, split_body
 from jupyter_detllm.kernel.caching import CacheUse
@@ -66,8 +66,8 @@ class Surface:
         watch(session, config)
 
     def line(self, line: str) -> None:
-        """Run `%detllm LINE`."""
-        tokens = split_line(line)
+        """Run `%detllm LINE`; a comment may follow, as after any statement."""
+        tokens = split_line(without_comment(line))
         if tokens and asks_for_help(tokens):
             show_text(self.shell, detllm_help())
             return

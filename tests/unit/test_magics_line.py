@@ -6,7 +6,7 @@ import pytest
 
 from jupyter_detllm.core.notebook import read_notebook
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.kernel.argline import split_line
+from jupyter_detllm.kernel.argline import split_line, without_comment
 from jupyter_detllm.kernel.detgen_line import detgen_help, detgen_parser
 from jupyter_detllm.kernel.engine_options import check_model, engine_value, merged, parse_use
 from jupyter_detllm.kernel.hints import nearest
@@ -29,6 +29,22 @@ def use(line: str) -> tuple[dict[str, object], dict[str, object]]:
 
 def test_split_line_groups_quotes_and_keeps_hashes() -> None:
     assert split_line("""a "b c" 'd "e"' f\\'s #g""") == ["a", "b c", 'd "e"', "f's", "#g"]
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("--seed 42   # first: the machine's seeds", "--seed 42  "),
+        ("use demo #", "use demo"),
+        ("# nothing", ""),
+        ("check 'a # b.ipynb'  # the file", "check 'a # b.ipynb' "),
+        ("use ./a#b", "use ./a#b"),
+        ("use #a", "use #a"),
+        ("check 'open # quotation", "check 'open # quotation"),
+    ],
+)
+def test_a_comment_may_follow_the_line_magic(line: str, kept: str) -> None:
+    assert without_comment(line) == kept
 
 
 def test_an_open_quotation_is_one_line() -> None:
