@@ -13,7 +13,7 @@ import pytest
 
 from tools.even_heads import even_heads
 
-SCRIPT = Path(__file__).with_name("ranks_script.py")
+HERE = Path(__file__).parent
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,16 +25,19 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def ranks(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Run the script; the demo model's nine heads are made twelve."""
-    folder = tmp_path_factory.mktemp("ranks")
-    model = even_heads(demo_model, folder / "model")
-    file = folder / "out.json"
+def model(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the demo model with twelve heads in place of nine."""
+    return even_heads(demo_model, tmp_path_factory.mktemp("model"))
+
+
+def told(script: str, model: Path, file: Path) -> dict[str, Any]:
+    """Return what a script of two ranks wrote."""
     cpus = "|".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0))[:2])
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(model), str(file)],
+        [sys.executable, str(HERE / script), str(model), str(file)],
         # With one NUMA node vLLM has no processors for a second rank unless told.
-        env={**os.environ, "VLLM_CPU_OMP_THREADS_BIND": cpus},
+        env={**os.environ, "VLLM_CPU_OMP_THREADS_BIND": cpus, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=800,
@@ -44,6 +47,35 @@ def ranks(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(file.read_text())
     return found
+
+
+@pytest.fixture(scope="module")
+def ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run an engine of two ranks."""
+    return told("ranks_script.py", model, tmp_path_factory.mktemp("ranks") / "out.json")
+
+
+@pytest.fixture(scope="module")
+def executor(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run vLLM's executor with two ranks that compute nothing."""
+    return told("executor_script.py", model, tmp_path_factory.mktemp("executor") / "out.json")
+
+
+def test_a_rank_that_dies_while_the_other_waits_for_it(executor: dict[str, Any]) -> None:
+    death = executor["death"]
+    assert death["vllm"] == "cancelled", "vLLM's own word for it says nothing"
+    assert death["told"] == "rank 1 was ended by SIGKILL"
+    assert death["seconds"] < 4, "vLLM alone would grant the other a grace of five"
+    assert executor["cleared"] == ""
+
+
+def test_an_answer_that_nobody_took_is_noticed(executor: dict[str, Any]) -> None:
+    assert executor["in step"] == executor["in step again"] == ""
+    assert executor["cut"] == "interrupted"
+    assert executor["alive"], "the ranks ignore an interrupt of the group"
+    assert executor["behind"] == "its ranks answer an earlier question"
+    assert executor["cleared again"] == ""
+    assert executor["left"] == []
 
 
 def test_two_processes_compute_and_repeat_themselves(ranks: dict[str, Any]) -> None:
