@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs test-unit test-real test-ui test-full setup clean
+.PHONY: help demo test lint docs examples test-unit test-real test-ui test-full setup clean
 
 # The first interpreter that is new enough and can create environments.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -27,6 +27,7 @@ help:
 	@echo 'make test       set up, then every gate and test'
 	@echo 'make lint       ruff, mypy --strict, import contracts, docstrings'
 	@echo 'make docs       build the documentation site in build/docs/html'
+	@echo 'make examples   run the example notebooks again and compare'
 	@echo 'make test-unit  tests without an engine'
 	@echo 'make test-real  tests with the real engine'
 	@echo 'make test-ui    tests in JupyterLab and Notebook 7, in a browser'
@@ -42,13 +43,16 @@ demo: setup
 	@'$(RUN)' examples/run_demo.py
 
 test: setup
-	@$(STAGES) lint docs tests
+	@$(STAGES) lint docs examples tests
 
 lint: setup
 	@$(STAGES) lint
 
 docs: setup
 	@$(STAGES) docs
+
+examples: setup
+	@$(STAGES) examples
 
 test-unit: setup
 	@$(STAGES) unit
@@ -60,7 +64,7 @@ test-ui: setup
 	@$(STAGES) ui
 
 test-full: setup
-	@$(STAGES) lint docs full
+	@$(STAGES) lint docs examples-full full
 
 clean:
 	rm -rf .venv .venv-home .venv-labs build dist .coverage .coverage.* htmlcov .hypothesis \

@@ -76,9 +76,15 @@ def _docs() -> tuple[Stage, ...]:
     return (Stage("documentation site", ("-m", "tools.docs_site")),)
 
 
+def _examples(*arguments: str) -> tuple[Stage, ...]:
+    return (Stage("examples", ("-m", "tools.examples", *arguments)),)
+
+
 STAGES: Mapping[str, tuple[Stage, ...]] = {
     "lint": _lint(),
     "docs": _docs(),
+    "examples": _examples(),
+    "examples-full": _examples("--all"),
     "unit": (_tests(*_QUICK),),
     "real": (_engine_tests(),),
     "ui": _browser_tests(*_QUICK),
