@@ -25,9 +25,9 @@ from jupyter_detllm.verify.service import check_notebook, check_paths
 from tests.builders import make_stamp, notebook, promoted, stamped_cell, with_actual
 
 SOURCE = "%%detgen pair\nOne.\n---\nTwo."
-FRESH = make_stamp(SOURCE, ["One.", "Two."], name="pair")
-HIT = make_stamp(SOURCE, ["One.", "Two."], name="pair", cached=[1])
-OTHER = make_stamp(SOURCE, ["One.", "2."], name="pair", cached=[1])
+FRESH = make_stamp(SOURCE, ["One.", "Two ponds."], name="pair")
+HIT = make_stamp(SOURCE, ["One.", "Two ponds."], name="pair", cached=[1])
+OTHER = make_stamp(SOURCE, ["One.", "Two lakes."], name="pair", cached=[1])
 POLICIES = ["tokens", "bitwise", "within(9)", "prefix(1)"]
 
 
@@ -86,6 +86,8 @@ def test_a_difference_stays_one_and_no_prefix_makes_up_for_it(policy: str) -> No
     report = check_notebook("a.ipynb", rerun_from_cache(OTHER), Policy.parse(policy))
     assert report.cells[0].verdict is Verdict.DIVERGED
     assert not report.cells[0].accepted
+    fresh = check_notebook("a.ipynb", rerun_from_cache(OTHER.without_cache()), Policy.parse(policy))
+    assert fresh.cells[0].accepted is (policy == "prefix(1)")
 
 
 def test_a_check_of_a_file_is_not_green(tmp_path: Path) -> None:
