@@ -7,7 +7,7 @@ is returned follows from tokens and text alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any
 
 from jupyter_detllm.engines._remote_http import Connection
@@ -95,9 +95,9 @@ def _offsets(parts: Sequence[bytes | None], text: str) -> tuple[int, ...]:
     A text may end earlier than its tokens: at a stop string, or inside a character.
     """
     whole = text.encode("utf-8", "replace")
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts) or not b"".join(known).startswith(whole):
+    known = [part for part in takewhile(lambda part: part is not None, parts) if part is not None]
+    if not b"".join(known).startswith(whole):
         deltas = [""] * (len(parts) - 1) + [text] if parts else []
         return byte_offsets(deltas, [None] * len(parts), text)
-    starts = (0, *accumulate(map(len, known)))[: len(parts)]
+    starts = (0, *accumulate(map(len, known)), *[len(whole)] * len(parts))[: len(parts)]
     return tuple(min(start, len(whole)) for start in starts)

@@ -143,7 +143,7 @@ def plan_server(
     variables, set_here = _environment(level, environ, state, method, where, ranks_of(given))
     served = str(given.get("served_model_name") or model.display)
     command = [
-        *(sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", model.path_or_id),
+        *(sys.executable, "-P", "-m", "jupyter_detllm.serving.launch", "serve", model.path_or_id),
         *("--host", place.host, "--port", str(place.port)),
         *([] if "served_model_name" in given else ["--served-model-name", served]),
         *words,

