@@ -220,10 +220,13 @@ def test_threads_share_one_store(store: TextStore) -> None:
 
 def test_a_forked_child_opens_the_file_anew(store: TextStore) -> None:
     store.put(A, "x")
+    assert store._open is not None
+    parents = store._open[0]
     child = os.fork()
     if not child:
         done = value(store, A) == "x" and store.put(B, "child")
-        os._exit(0 if done else 1)
+        own = store._open is not None and store._open[0] is not parents
+        os._exit(0 if done and own else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert value(store, B) == "child"
     assert value(store, A) == "x"
