@@ -96,7 +96,7 @@ def _config(source: Mapping[str, Any], kind: str) -> dict[str, Any]:
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
     if kind != PLAIN:
@@ -107,7 +107,8 @@ def _config(source: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Return (outputs, inputs) of every matrix by its layer's name."""
     narrow = _HIDDEN // _HEADS * _KV_HEADS
-    shapes = {"model.embed_tokens": (config["vocab_size"], _HIDDEN)}
+    vocabulary = (config["vocab_size"], _HIDDEN)
+    shapes = {"model.embed_tokens": vocabulary, "lm_head": vocabulary}
     for layer in range(_LAYERS):
         attention, mlp = (f"model.layers.{layer}.{part}" for part in ("self_attn", "mlp"))
         shapes |= {
