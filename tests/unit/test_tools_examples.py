@@ -30,13 +30,13 @@ def reports(tmp_path: Path) -> dict[str, Report]:
 
 
 def repeated(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *answers: Report
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *answers: Report, every: bool = True
 ) -> tuple[bool, list[Path]]:
     left, promoted = list(answers), []
     monkeypatch.setattr(examples, "BUILD", tmp_path / "build")
     monkeypatch.setattr(examples, "rerun", lambda path, save=False: left.pop(0))
     monkeypatch.setattr(examples, "_promote", promoted.append)
-    held = examples._repeated(examples.EXAMPLES[0])
+    held = examples._repeated(examples.EXAMPLES[0], every)
     assert not left
     return held, promoted
 
@@ -56,6 +56,18 @@ def test_another_machine_has_to_repeat_itself(
     assert [path.name for path in promoted] == [examples.EXAMPLES[0]]
     held, _ = repeated(monkeypatch, tmp_path, reports["elsewhere"], reports["broken"])
     assert not held
+
+
+def test_without_all_another_machine_is_named_and_not_run_twice(
+    reports: dict[str, Report],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    held = repeated(monkeypatch, tmp_path, reports["elsewhere"], every=False)
+    assert held == (True, [])
+    assert "recorded on another machine" in capsys.readouterr().out
+    assert repeated(monkeypatch, tmp_path, reports["broken"], every=False) == (False, [])
 
 
 def test_other_tokens_under_the_same_fingerprint_fail(
