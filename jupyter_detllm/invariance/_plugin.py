@@ -97,9 +97,11 @@ def _facts(llm: Any, method: str) -> dict[str, Any]:
     told = {name: value for name, value in model.items() if name != "model.name"}
     environment = collect_environment(engine_fields=engine_fields(llm), model_fields=told)
     generation = config.try_get_generation_config() or {}
+    # vLLM loads a model with one thread: not what it computes with, so it is not told.
+    fields = {name: v for name, v in environment.values().items() if name != "torch.threads"}
     return {
         "method": method,
-        "fields": environment.values(),
+        "fields": fields,
         "defaults": generation_defaults(llm),
         "eos": [generation.get("eos_token_id"), getattr(config.hf_config, "eos_token_id", None)],
         "vocabulary": int(config.get_vocab_size()),

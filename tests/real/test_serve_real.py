@@ -143,6 +143,7 @@ def test_the_servers_fingerprint_differs_by_where_the_engine_runs_alone(
         "engine.executor",
         "engine.max_num_seqs",  # vLLM's default for a server is half of that for a process
         "controls.VLLM_ENABLE_V1_MULTIPROCESSING",
+        "torch.threads",  # not told by a server
     }
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jupyter_detllm.core.notebook import KEY
 from tests.ui import test_lab as scenarios
+from tests.ui import test_lab_settings as settings
 from tests.ui.lab import LOAD, USE, Front, Server, drift
 from tests.ui.test_lab import CELLS, ONE, assert_as_python_stamps, keys, live, reference
 
@@ -101,3 +103,13 @@ SCENARIOS: tuple[Callable[[Front], None], ...] = (
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda found: found.__name__)
 def test_as_in_jupyterlab(front: Front, scenario: Callable[[Front], None]) -> None:
     scenario(front)
+
+
+@pytest.mark.slow
+def test_a_read_only_notebook_is_left_alone(context: Any, tmp_path: Path) -> None:
+    with settings.read_only_server(tmp_path, app="notebook") as server:
+        found = Front(context, server)
+        try:
+            settings.leave_alone_what_is_read_only(found)
+        finally:
+            found.quit()
