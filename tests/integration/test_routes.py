@@ -114,7 +114,14 @@ def detllm(path: Path, *argv: str) -> int:
     return done.returncode
 
 
-@pytest.mark.parametrize("name", ROUTES)
+# The same code behind another option, or behind another command: in `make test-full`.
+_SLOW = ("nbclient", "nbconvert --output")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in _SLOW else []) for name in ROUTES],
+)
 def test_stamps_come_through_and_verify(name: str, path: Path) -> None:
     module, route = ROUTES[name]
     if find_spec(module) is None:
