@@ -175,10 +175,11 @@ def test_nothing_is_late_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_engine_of_several_processes_is_shut_down_in_order() -> None:
+    before = set(children())  # another test's library may keep a process, as pools do
     heard = Heard()
     run_in_worker(job({"tensor_parallel_size": 2}), heard)  # type: ignore[arg-type]
     assert {"generated", "finished"} <= heard.events.keys()
-    assert children() == []
+    assert set(children()) <= before
 
 
 def test_an_engine_that_does_not_start_is_one_line() -> None:
