@@ -137,46 +137,26 @@ def generate(
     Parameters
     ----------
     prompts
-        One prompt or several: text is a chat message, or raw text with `text`; a list
-        of ``{"role": ..., "content": ...}`` is a chat; a list of integers is token ids.
-    name
-        Name of the cell, part of derived seeds.
-    system
-        System message before each chat message given as text.
-    n
-        Completions per prompt.
+        One or several: text is a chat message (raw text with `text`), a list of
+        ``{"role": ..., "content": ...}`` a chat, a list of integers token ids.
+    name, system, n, store_prompt
+        Name of the cell, part of derived seeds; system message before chats given as text;
+        completions per prompt; whether the stamp keeps prompts or only their digests.
     seed
-        Occurrence i of a prompt, completion j gets ``seed + i * n + j``; derived
-        seeds by default.
+        Occurrence i of a prompt, completion j gets ``seed + i * n + j``; else derived.
     temperature, top_p, top_k, max_tokens, stop, beam_width, length_penalty
         As the options of `%%detgen`; None leaves the model's default.
-    store_prompt
-        Keep the prompts in the stamp, not only their digests.
-    expect
-        What each text should be: a regular expression (text or compiled) that is found
-        in it, or a JSON schema (a mapping) that it fits.
-    tries
-        How often a completion is generated at most until it is as expected.
-    unmet
-        After the last try: ``error`` raises `ExpectationError`, ``warn`` warns.
-    cache
-        Take an equal request's result out of the result cache, and keep what is
-        generated. What came out of it is marked in the stamp and verifies nothing.
-    verify_sample
-        Share of the cached results that is generated again and compared, 0 to 1; a
-        result that comes out otherwise is dropped, with a warning.
-
-    Returns
-    -------
-    list of Generation
-        `n` per prompt, in the order of the prompts.
+    expect, tries, unmet
+        A regular expression found in each text, or a JSON schema that it fits; tries at
+        most; ``error`` raises `ExpectationError` after the last, ``warn`` warns.
+    cache, verify_sample
+        Use the result cache (a hit verifies nothing); share of hits, 0 to 1, generated again.
 
     Raises
     ------
     DetLLMError
         Without an engine, or for a request that cannot be run.
     """
-    session = _session()
     options = SamplingOptions(
         temperature=temperature,
         top_p=top_p,
@@ -189,8 +169,7 @@ def generate(
     asked = tuple(prompt_from(item, text, system) for item in several_prompts(prompts))
     use = CacheUse(verify_sample) if cache else None
     ask = Ask(asked, options, name, n, seed, store_prompt, use)
-    wanted = None if expect is None else Expect.of(expect, tries, unmet)
-    return run_call(session, ask, wanted)
+    return run_call(_session(), ask, None if expect is None else Expect.of(expect, tries, unmet))
 
 
 def last_stamp() -> Stamp | None:

@@ -165,17 +165,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def token_width(piece: str | None, *, byte_level: bool, special: bool) -> int | None:
-    """Return how many bytes a vocabulary piece stands for; None where that is unknown.
-
-    Parameters
-    ----------
-    piece
-        As the vocabulary spells it.
-    byte_level
-        Whether each character of a piece stands for one byte (GPT-2's alphabet).
-    special
-        Whether the token is left out of the text.
-    """
+    """Return how many bytes a vocabulary piece stands for, also where which is unknown."""
     if byte_level and piece is not None and not special:
         return len(piece)
     found = token_bytes(piece, byte_level=byte_level, special=special)
