@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jupyter_detllm import probes
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance import _plugin
 from jupyter_detllm.invariance.cpu import Tiles16
@@ -63,6 +64,14 @@ def test_without_its_variables_the_plugin_touches_nothing(worker: type[Any]) -> 
 def test_the_first_rank_writes_what_is_in_force(
     worker: type[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    torch = {"torch.threads": 1, "torch.cudnn": "9"}
+    real = probes.collect_environment
+
+    def with_torch(**groups: Any) -> Any:
+        found = real(**groups)
+        return types.SimpleNamespace(values=lambda: {**found.values(), **torch})
+
+    monkeypatch.setattr(probes, "collect_environment", with_torch)
     installed: list[Any] = []
     monkeypatch.setattr(Tiles16, "install", lambda self, llm: installed.append(llm))
     monkeypatch.setenv(_plugin.STATE_VARIABLE, str(tmp_path))
@@ -84,6 +93,9 @@ def test_the_first_rank_writes_what_is_in_force(
     assert found["fields"]["engine.max_model_len"] == 64
     assert "software.python" in found["fields"]
     assert "model.name" not in found["fields"]
+    # A model is loaded with one thread, which is not what the engine computes with.
+    assert "torch.cudnn" in found["fields"]
+    assert "torch.threads" not in found["fields"]
 
 
 def test_a_method_that_is_not_in_force_keeps_the_engine_from_starting(
