@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any, TextIO
 
@@ -28,10 +29,11 @@ def stream_handlers(
     Such a handler holds the stream that stood when its library was imported, so that
     replacing ``sys.stderr`` does not reach it.
     """
+    known = logging.Logger.manager.loggerDict
     loggers = [
         logger
-        for name, logger in list(logging.Logger.manager.loggerDict.items())
-        if name.split(".")[0] in libraries and isinstance(logger, logging.Logger)
+        for logger in map(known.get, _names(libraries, len(known)))
+        if isinstance(logger, logging.Logger) and logger.handlers
     ]
     found = (handler for logger in loggers for handler in logger.handlers)
     return [
@@ -40,3 +42,14 @@ def stream_handlers(
         if isinstance(handler, logging.StreamHandler)
         and not isinstance(handler, logging.FileHandler)
     ]
+
+
+@functools.lru_cache(maxsize=8)
+def _names(libraries: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Return the names under `libraries`, of which there are thousands, kept by their count.
+
+    A name stays where it is once it is known; whether a logger stands behind it may change.
+    """
+    del count
+    names = tuple(logging.Logger.manager.loggerDict)
+    return tuple(name for name in names if name.partition(".")[0] in libraries)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import io
 import itertools
 import logging
@@ -138,7 +139,12 @@ class _Router:
 def _flush_c_streams() -> None:
     # C code buffers on its own: without this its text would land on the wrong side.
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).fflush(None)
+        _c_library().fflush(None)
+
+
+@functools.cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 class OutputCapture:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from jupyter_detllm.core.canonical import canonical_bytes
 from jupyter_detllm.core.fingerprint import FieldValue
@@ -124,8 +125,22 @@ def _lora(llm: Any) -> FieldValue:
     return "off" if lora is None else f"on, rank {getattr(lora, 'max_lora_rank', None)} at most"
 
 
+_HASHES: WeakKeyDictionary[Any, FieldValue] = WeakKeyDictionary()
+
+
 def _config_hash(llm: Any) -> FieldValue:
-    compute = getattr(llm.llm_engine.vllm_config, "compute_hash", None)
+    # An engine's config is settled when it has started, and its hash takes milliseconds.
+    engine = llm.llm_engine
+    try:
+        if engine not in _HASHES:
+            _HASHES[engine] = _hash_of(engine.vllm_config)
+        return _HASHES[engine]
+    except TypeError:  # not an engine but what tells the same of one: nothing to key by
+        return _hash_of(engine.vllm_config)
+
+
+def _hash_of(config: Any) -> FieldValue:
+    compute = getattr(config, "compute_hash", None)
     try:
         return str(compute()) if compute is not None else None
     except Exception:
