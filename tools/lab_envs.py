@@ -20,19 +20,23 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "4.0": ("jupyterlab==4.0.*", "setuptools<81"),
     "4.2": ("jupyterlab==4.2.*", "setuptools<81"),
     "4.4": ("jupyterlab==4.4.*",),
-    "collaboration": ("jupyterlab==4.6.*", "jupyter-collaboration==5.*"),
+    "collaboration": ("jupyterlab==4.6.*", "notebook==7.6.*", "jupyter-collaboration==5.*"),
+    "4.0 together": ("jupyterlab==4.0.*", "jupyter-collaboration==1.*", "setuptools<81"),
+    "4.2 together": ("jupyterlab==4.2.*", "jupyter-collaboration==2.*", "setuptools<81"),
+    "4.4 together": ("jupyterlab==4.4.*", "jupyter-collaboration==4.*"),
 }
 _DONE = "complete"
 
 
 def python_of(name: str) -> Path:
     """Return the interpreter of an environment."""
-    return LABS / name / "bin" / "python"
+    return LABS / name.replace(" ", "-") / "bin" / "python"
 
 
 def _create(name: str) -> int:
-    folder = LABS / name
-    if (folder / _DONE).is_file():
+    folder = python_of(name).parents[1]
+    wanted = "\n".join(ENVIRONMENTS[name])
+    if (folder / _DONE).is_file() and (folder / _DONE).read_text(encoding="utf-8") == wanted:
         return 0
     sys.stdout.write(f"labs: installing {' '.join(ENVIRONMENTS[name])}\n")
     sys.stdout.flush()
@@ -46,7 +50,7 @@ def _create(name: str) -> int:
             lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
             sys.stdout.write(f"labs: FAILED: {name}: {lines[-1]}\n")
             return 1
-    (folder / _DONE).touch()
+    (folder / _DONE).write_text(wanted, encoding="utf-8")
     return 0
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ __all__ = ["Server", "free_place", "started"]
 
 _LOOK_SECONDS = 0.2
 _END_SECONDS = 30.0
+_PR_SET_PDEATHSIG = 1
 
 
 def free_place(host: str, port: int) -> Place:
@@ -153,12 +156,28 @@ def started(
         env=dict(plan.environ),
         # The terminal's interrupt is ours to pass on, once.
         start_new_session=True,
+        preexec_fn=_end_with_parent(),
     )
     server = Server(plan, process, path, state)
     try:
         yield server
     finally:
         server.stop()
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """Return what a child runs so that it ends in order even if this process is killed."""
+    if sys.platform != "linux":
+        return None
+    # Looked up before the fork: a child may not take locks that another thread held.
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def run() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:  # it was killed in between
+            os._exit(1)
+
+    return run
 
 
 def _healthy(url: str) -> bool:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,3 +104,24 @@ def test_what_does_not_serve_as_asked_is_one_line_and_ends(
     lines = errors.strip().splitlines()
     assert len(lines) == 1, errors
     assert re.search(says, lines[0])
+
+
+def test_a_killed_command_leaves_no_server(model: Path) -> None:
+    with serve(model, "--json", "--no-self-test") as process:
+        url = str(told(process)["url"])
+        assert answers(url)
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 15
+        while answers(url) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not answers(url)
+
+
+def answers(url: str) -> bool:
+    import httpx
+
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -29,10 +29,10 @@ def _version_in(python: Path, package: str) -> str:
 
 def _versions() -> dict[str, str]:
     found = {name: version(name) for name in ("jupyter-detllm", "jupyterlab", "notebook")}
-    for name in ENVIRONMENTS:
-        package = "jupyter-collaboration" if name == "collaboration" else "jupyterlab"
-        key = package if name == "collaboration" else f"jupyterlab {name}"
-        found[key] = _version_in(python_of(name), package)
+    for name, packages in ENVIRONMENTS.items():
+        together = any(package.startswith("jupyter-collaboration") for package in packages)
+        package = "jupyter-collaboration" if together else "jupyterlab"
+        found[f"{package}, {name}"] = _version_in(python_of(name), package)
     shown = subprocess.run([str(CHROMIUM), "--version"], capture_output=True, text=True).stdout
     number = re.search(r"\d[\d.]+", shown)
     return {**found, "chromium": number.group() if number else ""}

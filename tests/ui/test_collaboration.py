@@ -16,12 +16,25 @@ from tools.lab_envs import python_of
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    python = python_of("collaboration")
+# Each front end with the jupyter-collaboration of its time.
+WHERE = {
+    "current": ("collaboration", "lab"),
+    "notebook": ("collaboration", "notebook"),
+    "4.0": ("4.0 together", "lab"),
+    "4.2": ("4.2 together", "lab"),
+    "4.4": ("4.4 together", "lab"),
+}
+
+
+@pytest.fixture(scope="module", params=WHERE)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    environment, app = WHERE[request.param]
+    python = python_of(environment)
     if not python.is_file():
-        raise MissingError("jupyter-collaboration is not there: python -m tools.lab_envs")
-    with Server(tmp_path_factory.mktemp("together"), python=str(python)) as found:
+        raise MissingError(f"no environment {environment}: python -m tools.lab_envs")
+    with Server(tmp_path_factory.mktemp("together"), app, python=str(python)) as found:
         yield found
 
 

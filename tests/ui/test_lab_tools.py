@@ -21,12 +21,17 @@ Book = dict[str, Any]
 @pytest.fixture(scope="module")
 def stamped(lab_page: Front) -> Book:
     """Run, stamp and save a notebook in JupyterLab, once."""
-    lab_page.server.write("stamped.ipynb", *CELLS)
-    lab_page.open("stamped.ipynb")
-    lab_page.run_all()
-    book = lab_page.save()
-    lab_page.close()
-    lab_page.server.stop_kernels()
+    return stamped_in(lab_page)
+
+
+def stamped_in(front: Front) -> Book:
+    """Run, stamp and save a notebook in a front end."""
+    front.server.write("stamped.ipynb", *CELLS)
+    front.open("stamped.ipynb")
+    front.run_all()
+    book = front.save()
+    front.close()
+    front.server.stop_kernels()
     assert verdicts(book) == ["recorded", "recorded"]
     return book
 
@@ -93,13 +98,25 @@ CASES = [
 
 @pytest.mark.parametrize("route", CASES)
 def test_after(route: Callable[[Path], None], stamped: Book, lab: Front) -> None:
+    assert_after(route, stamped, lab)
+
+
+def after_every_tool(front: Front) -> None:
+    """Stamp in another front end, let each tool have the notebook, open what it left."""
+    stamped = stamped_in(front)
+    for route in ROUTES:
+        assert_after(route, stamped, front)
+        front.close()
+
+
+def assert_after(route: Callable[[Path], None], stamped: Book, front: Front) -> None:
     name = f"{route.__name__}.ipynb"
-    path = lab.server.write(name, book=json.loads(json.dumps(stamped)))
+    path = front.server.write(name, book=json.loads(json.dumps(stamped)))
     route(path)
-    lab.open(name, kernel=False)
-    lab.settle()
-    state = lab.state()
-    assert (state["state"], state["text"], state["verdicts"]) == ROUTES[route]
-    found = [c["metadata"].get(KEY, {}).get("reference") for c in lab.model()["cells"]]
+    front.open(name, kernel=False)
+    front.settle()
+    state = front.state()
+    assert (state["state"], state["text"], state["verdicts"]) == ROUTES[route], name
+    found = [c["metadata"].get(KEY, {}).get("reference") for c in front.model()["cells"]]
     expected = [c["metadata"].get(KEY, {}).get("reference") for c in stamped["cells"]]
-    assert found == expected
+    assert found == expected, name

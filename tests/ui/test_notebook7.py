@@ -11,6 +11,7 @@ import pytest
 from jupyter_detllm.core.notebook import KEY
 from tests.ui import test_lab as scenarios
 from tests.ui import test_lab_settings as settings
+from tests.ui import test_lab_tools as tools
 from tests.ui.lab import LOAD, USE, Front, Server, drift
 from tests.ui.test_lab import CELLS, ONE, assert_as_python_stamps, keys, live, reference
 
@@ -96,6 +97,7 @@ SCENARIOS: tuple[Callable[[Front], None], ...] = (
     scenarios.test_cleared_outputs_keep_their_references_and_are_not_verified,
     scenarios.test_a_cell_that_becomes_markdown_loses_its_reference,
     scenarios.test_a_tab_closed_while_a_cell_runs_gets_back_what_the_kernel_holds,
+    tools.after_every_tool,
 )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.ui import test_lab as scenarios
 from tests.ui import test_lab_settings as settings
+from tests.ui import test_lab_tools as tools
 from tests.ui.lab import Front, MissingError
 from tools.lab_envs import python_of
 
@@ -29,6 +30,7 @@ SCENARIOS: tuple[Callable[[Front], None], ...] = (
     scenarios.test_a_cell_that_becomes_markdown_loses_its_reference,
     scenarios.test_a_tab_closed_while_a_cell_runs_gets_back_what_the_kernel_holds,
     settings.leave_alone_what_is_read_only,
+    tools.after_every_tool,
 )
 
 
