@@ -253,9 +253,9 @@ def cause_line(error: BaseException, log: Path) -> str:
     """
     root = _root(error)
     text = _message(root)
-    if "root cause above" in text.lower() or "engine core initialization failed" in text.lower():
+    if "root cause" in text.lower() or "engine core initialization failed" in text.lower():
         lines = [line for line in _tail(log) if _ERROR_LINE.search(line)]
-        lines = [line for line in lines if "root cause above" not in line]
+        lines = [line for line in lines if "root cause" not in line]
         if lines:
             found = _ERROR_LINE.search(lines[-1])
             text = lines[-1][found.start() if found else 0 :]

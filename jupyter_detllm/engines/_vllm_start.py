@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from jupyter_detllm.controls.streams import preserved_streams
+from jupyter_detllm.engines._vllm_fork import choose_start_method, forget_distributed
 from jupyter_detllm.engines._vllm_handlers import rebind_logger
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
 from jupyter_detllm.engines._vllm_invariance import InForce
@@ -32,7 +31,7 @@ from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.errors import DetLLMError, EngineStartError
 from jupyter_detllm.models import ResolvedModel
 
-__all__ = ["Started", "forget_distributed", "start_llm"]
+__all__ = ["Started", "start_llm"]
 
 Report = Callable[[str], None]
 
@@ -128,6 +127,7 @@ def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) 
     report(f"starting the engine with {model.display}")
     with invariance.around_start(), process_kept(), _stages(report), _no_download_bars():
         arguments |= invariance.arguments(check_options(spec.options, names))
+        choose_start_method()
         with no_orphans():
             llm = llm_class(**arguments)
             rebind_logger(log)
@@ -203,14 +203,3 @@ def _compile_cache(llm: Any) -> str | None:
 
 COLD_SECONDS = 10.0
 """Loading a compiled model takes a few seconds, compiling one tens of them."""
-
-
-def forget_distributed() -> None:
-    """Destroy the process-wide groups that an engine leaves, and collect what it held."""
-    state = sys.modules.get("vllm.distributed.parallel_state")
-    if state is not None:
-        # It asserts what a start that failed half-way need not have reached.
-        with contextlib.suppress(AssertionError, AttributeError, RuntimeError, ValueError):
-            state.cleanup_dist_env_and_memory()
-    gc.unfreeze()
-    gc.collect()

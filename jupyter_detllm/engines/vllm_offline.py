@@ -21,6 +21,7 @@ from jupyter_detllm.core.generation import (
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines._vllm_adapter import lora_request, split_adapter
+from jupyter_detllm.engines._vllm_fork import forget_distributed
 from jupyter_detllm.engines._vllm_generate import Run, check_requests
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
 from jupyter_detllm.engines._vllm_logs import OutputCapture, cause_line, open_log
@@ -29,7 +30,7 @@ from jupyter_detllm.engines._vllm_prompts import prompt_tokens
 from jupyter_detllm.engines._vllm_run import recover
 from jupyter_detllm.engines._vllm_sampling import eos_ids, fit_length, resolve_sampling
 from jupyter_detllm.engines._vllm_score import check_scoring, score_tokens
-from jupyter_detllm.engines._vllm_start import forget_distributed, start_llm
+from jupyter_detllm.engines._vllm_start import start_llm
 from jupyter_detllm.engines._vllm_tokens import Detokenizer
 from jupyter_detllm.engines.base import (
     Capabilities,

@@ -188,6 +188,20 @@ def test_a_child_process_is_looked_up_in_the_log(tmp_path: Path) -> None:
     assert cause_line(error, path) == "OutOfMemoryError: no memory"
 
 
+def test_a_worker_that_did_not_start_is_looked_up_in_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.log"
+    said = (
+        "WorkerProc initialization failed due to an exception in a background process. "
+        "See stack trace for root cause."
+    )
+    path.write_text(
+        "(Worker pid=9) ERROR 11-30 [multiproc_executor.py:943] WorkerProc failed to start.\n"
+        "(Worker pid=9) ERROR 11-30 [multiproc_executor.py:943] RuntimeError: no GPU for a fork\n"
+        f"Exception: {said}\n"
+    )
+    assert cause_line(Exception(said), path) == "RuntimeError: no GPU for a fork"
+
+
 def test_a_validation_error_is_its_first_message() -> None:
     class ValidationError(ValueError):
         def errors(self):
