@@ -31,7 +31,7 @@ help:
 	@echo 'make test-unit  tests without an engine'
 	@echo 'make test-real  tests with the real engine'
 	@echo 'make test-ui    tests in JupyterLab and Notebook 7, in a browser'
-	@echo 'make test-full  make test with coverage and the slow tests, older JupyterLabs included'
+	@echo 'make test-full  make test and the slow tests, older JupyterLabs included'
 	@echo 'make clean      remove the environment and every build product'
 
 setup:

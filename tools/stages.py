@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tools import full_record
 from tools.requirements import ROOT
 
 __all__ = ["STAGES", "Stage", "main", "run_stages"]
@@ -93,27 +94,38 @@ STAGES: Mapping[str, tuple[Stage, ...]] = {
 }
 
 
-def run_stages(stages: Sequence[Stage]) -> int:
+def run_stages(stages: Sequence[Stage], *, record: bool = False) -> int:
     """Run the stages in order and return the first exit code that is not 0.
 
     A linter's failure does not keep the other linters from running; the tests run
     only when all of them passed. The time of a stage is printed before the next one
-    starts, so that what pytest prints last stays last.
+    starts, so that what pytest prints last stays last. With `record` what came of each
+    is kept.
     """
     failed = linters = 0
+    outcomes: list[dict[str, object]] = []
     for number, stage in enumerate(stages, start=1):
         is_tests = stage.name.startswith("tests")
         if is_tests and linters:
             break
         _say(f"[{number}/{len(stages)}] {stage.name}")
         start = time.monotonic()
-        code = subprocess.run([sys.executable, *stage.arguments], cwd=ROOT, check=False).returncode
+        report = full_record.report_of(stage.name) if record and is_tests else None
+        more = (f"--junitxml={report}",) if report else ()
+        command = [sys.executable, *stage.arguments, *more]
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        seconds = time.monotonic() - start
+        found = full_record.counts(report) if report else {}
+        outcomes.append(
+            {"stage": stage.name, "exit_code": code, "seconds": round(seconds), **found}
+        )
         if not is_tests:
-            seconds = time.monotonic() - start
             outcome = "ok" if code == 0 else f"FAILED (exit code {code})"
             _say(f"[{number}/{len(stages)}] {stage.name}: {outcome}, {seconds:.1f} s")
             linters = linters or code
         failed = failed or code
+        if record:
+            full_record.write(outcomes)
     return failed
 
 
@@ -129,7 +141,8 @@ def main(names: Sequence[str]) -> int:
         _say(f"stages: expected some of {' '.join(STAGES)}")
         return 2
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    return run_stages([stage for name in names for stage in STAGES[name]])
+    chosen = [stage for name in names for stage in STAGES[name]]
+    return run_stages(chosen, record="full" in names)
 
 
 if __name__ == "__main__":
