@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jupyter_detllm.core.canonical import Digest, parse_float
@@ -101,6 +101,15 @@ class Reader:
         if not all(isinstance(item, str) and len(item) <= MAX_TEXT for item in value):
             raise self._fail(key, "a list of texts")
         return tuple(value)
+
+    def nothing_but(self, known: Collection[str]) -> None:
+        """Refuse keys that are not `known`, where each one there is changes what is meant."""
+        for key in self.data:
+            if key not in known:
+                raise StampError(
+                    f"{self.where}: {str(key)[:40]!r} is not known here",
+                    expected="a stamp of this version, or a later jupyter-detllm",
+                )
 
     def sub(self, key: str) -> Reader:
         """Return the object under `key`."""

@@ -228,6 +228,8 @@ def _prompt(reader: Reader, kind: PromptKind) -> Prompt | None:
 
 
 def _sampling(reader: Reader) -> Sampling:
+    # A parameter of a later version makes another request of it, whatever the digests say.
+    reader.nothing_but(Sampling.__slots__)
     return Sampling(
         temperature=reader.number("temperature"),
         top_p=reader.number("top_p"),

@@ -290,6 +290,15 @@ def test_a_changed_digest_is_named_where_it_is(stored: dict[str, Any]) -> None:
             read_stamp(resealed(data))
 
 
+def test_a_parameter_of_a_later_version_makes_another_request(stored: dict[str, Any]) -> None:
+    def put(box: Any, key: Any) -> None:
+        box[key] = {**box[key], "logit_bias": {}}
+
+    data = edited(stored, ("calls", 0, "requests", 0, "params"), put)
+    with pytest.raises(StampError, match="'logit_bias' is not known here"):
+        read_stamp(resealed(data))
+
+
 def test_generations_fit_the_requests(stored: dict[str, Any]) -> None:
     stamp = FULL.stamp()
     (call,) = stamp.calls

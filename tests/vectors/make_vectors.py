@@ -247,6 +247,10 @@ def _books() -> dict[str, dict[str, Any]]:
     new_first = tried(new, [0], ["A newer pond."])
     torn = replace(twice, calls=twice.calls[1:])
     torn_book = notebook(stamped_cell(source, torn))
+    newer = json.loads(json.dumps(with_actual(done, 2, old)))
+    carried = newer["cells"][1]["outputs"][0]["metadata"]["detllm"]
+    carried["calls"][0]["requests"][0]["params"]["logit_bias"] = {}
+    carried["digest"] = str(content_digest(carried))
     later = json.loads(json.dumps(done))
     later["cells"][1]["metadata"]["detllm"]["schema"] = "detllm.cell/2"
     return {
@@ -263,6 +267,7 @@ def _books() -> dict[str, dict[str, Any]]:
         "became markdown": markdown,
         "a stamp that disagrees with itself": broken,
         "a later schema": later,
+        "re-run, with a parameter of a later version": newer,
         "a first stamp, of two tries": notebook(stamped_cell(source, twice)),
         "two tries, re-run, equal": with_actual(retried, 1, twice),
         "two tries, re-run, the second drifted": with_actual(retried, 1, other_way),

@@ -42,6 +42,18 @@ export class Reader {
     );
   }
 
+  /** Refuse keys that are not known, where each one there is changes what is meant. */
+  nothingBut(known: readonly string[]): void {
+    for (const key of Object.keys(this.data)) {
+      if (!known.includes(key)) {
+        throw new StampError(
+          `${this.where}: '${key.slice(0, 40)}' is not known here; ` +
+            'expected a stamp of this version, or a later jupyter-detllm'
+        );
+      }
+    }
+  }
+
   text(key: string): string {
     const value = this.get(key);
     if (typeof value !== 'string' || value.length > MAX_TEXT) {

@@ -301,7 +301,7 @@ function readPrompt(reader: Reader, kind: string): { prompt: IJsonObject; shown:
 }
 
 function readSampling(reader: Reader): IJsonObject {
-  return {
+  const found = {
     temperature: reader.number('temperature'),
     top_p: reader.number('top_p'),
     top_k: reader.integer('top_k'),
@@ -317,6 +317,9 @@ function readSampling(reader: Reader): IJsonObject {
     beam_width: reader.integer('beam_width'),
     length_penalty: reader.number('length_penalty')
   };
+  // A parameter of a later version makes another request of it, whatever the digests say.
+  reader.nothingBut(Object.keys(found));
+  return found;
 }
 
 /** Whether the most likely token is always taken. */
