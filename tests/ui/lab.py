@@ -83,6 +83,7 @@ class Server:
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         extension: bool = True,
+        drive: str = "",
     ) -> None:
         self.app = app
         self.python = python
@@ -90,6 +91,8 @@ class Server:
         self._folder = folder
         self._options = options
         self._extension = extension
+        # Older versions of collaboration open what is shared from a drive of their own.
+        self.drive = drive
         self._environment = dict(environment or {})
         self._port = _free_port()
         self.url = f"http://127.0.0.1:{self._port}"
@@ -373,9 +376,10 @@ class Front:
         A spare kernel is there at once, but its environment does not name the notebook.
         Tests open different names: sessions of the one before may still be ending.
         """
+        path = f"{self.server.drive}{name}"
         self.page.bring_to_front()  # a page behind another one is hardly drawn
         if self.is_lab:
-            args: dict[str, Any] = {"path": name, "factory": "Notebook"}
+            args: dict[str, Any] = {"path": path, "factory": "Notebook"}
             if spare:
                 args["kernel"] = {"id": self.server.spare_kernel()}
             self.start_app()
@@ -385,7 +389,7 @@ class Front:
             self.page.goto(f"{self.server.url}/notebooks/{name}")
         # Notebook 7 may put an empty untitled element first: wait for the very file.
         self.page.wait_for_function(
-            f"name => window.jupyterapp && {_CURRENT}?.context?.path === name", arg=name
+            f"name => window.jupyterapp && {_CURRENT}?.context?.path === name", arg=path
         )
         self.page.wait_for_function(f"() => {_CURRENT}.context.isReady")
         self.wait(f"() => Boolean({_CURRENT}.node.querySelector('.jp-Cell')?.offsetParent)")

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.slow
 
 # Each front end with the jupyter-collaboration of its time.
 WHERE = {
-    "current": ("collaboration", "lab"),
-    "notebook": ("collaboration", "notebook"),
-    "4.0": ("4.0 together", "lab"),
-    "4.2": ("4.2 together", "lab"),
-    "4.4": ("4.4 together", "lab"),
+    "current": ("collaboration", "lab", ""),
+    "notebook": ("collaboration", "notebook", ""),
+    "4.0": ("4.0 together", "lab", "RTC:"),
+    "4.2": ("4.2 together", "lab", "RTC:"),
+    "4.4": ("4.4 together", "lab", ""),
 }
 
 
@@ -30,11 +30,12 @@ WHERE = {
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    environment, app = WHERE[request.param]
+    environment, app, drive = WHERE[request.param]
     python = python_of(environment)
     if not python.is_file():
         raise MissingError(f"no environment {environment}: python -m tools.lab_envs")
-    with Server(tmp_path_factory.mktemp("together"), app, python=str(python)) as found:
+    folder = tmp_path_factory.mktemp("together")
+    with Server(folder, app, python=str(python), drive=drive) as found:
         yield found
 
 
@@ -160,6 +161,7 @@ def test_opening_a_headless_notebook_writes_nothing(fronts: tuple[Front, Front])
     book = notebook(stamped_cell("%%detgen a\nx"), stamped_cell("%%detgen b\nx"))
     one.server.write("rest.ipynb", book=book)
     one.open("rest.ipynb")
+    assert one.evaluate(f"() => {CURRENT}.context.model.collaborative") is True
     two.open("rest.ipynb")
     two.page.wait_for_timeout(3000)
     assert keys(one.server.read("rest.ipynb")) == [False, False]
