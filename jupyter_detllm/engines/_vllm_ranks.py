@@ -12,6 +12,7 @@ import glob
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,13 +32,18 @@ _JOIN_SECONDS = 5.0
 _SETTLE_SECONDS = 10.0
 
 
-def keep_going(worker: Any) -> str:
+def keep_going(worker: Any) -> tuple[str, list[str]]:
     """Ignore SIGINT in a rank: an interrupt of the cell goes to its whole process group.
 
-    Returns how vLLM's shared memory of CPU ranks is called; "" where it has none.
+    Returns what a rank that is killed would leave behind: how the shared memory of CPU
+    ranks is called ("" where there is none), and that of its groups' messages.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return os.environ.get("VLLM_DIST_IDENT", "")
+    state: Any = sys.modules.get("vllm.distributed.parallel_state")
+    groups = [group() for group in getattr(state, "_groups", {}).values()]
+    return os.environ.get("VLLM_DIST_IDENT", ""), _names_of(
+        getattr(group, "mq_broadcaster", None) for group in groups
+    )
 
 
 def answer_again(wrapped: Any, number: int) -> int:
@@ -97,7 +103,9 @@ class Ranks:
         self.fields: dict[str, FieldValue] = rank_fields(llm, RANK_VARIABLES)
         if not workers:
             return
-        self._memory += _cpu_memory(ask_ranks(llm, keep_going))
+        told = ask_ranks(llm, keep_going)
+        self._memory += _cpu_memory(group for group, _ in told)
+        self._memory += sorted({name for _, names in told for name in names})
         self._stop, stopped = multiprocessing.Pipe()
         sentinels = [process.sentinel for process in self._processes]
         threading.Thread(
@@ -173,7 +181,12 @@ def _how(process: Any) -> str:
 
 def _memory_names(executor: Any) -> list[str]:
     """Return the names of the shared memory that commands and answers go through."""
-    queues = [getattr(executor, "rpc_broadcast_mq", None), *getattr(executor, "response_mqs", ())]
+    return _names_of(
+        [getattr(executor, "rpc_broadcast_mq", None), *getattr(executor, "response_mqs", ())]
+    )
+
+
+def _names_of(queues: Iterable[Any]) -> list[str]:
     memory = (getattr(getattr(queue, "buffer", None), "shared_memory", None) for queue in queues)
     return [str(block.name) for block in memory if block is not None]
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing import shared_memory
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,7 +167,9 @@ def processes() -> Iterator[list[Any]]:
 
 
 def watched(
-    processes: list[Any], monkeypatch: pytest.MonkeyPatch, told: list[str] | None = None
+    processes: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    told: list[tuple[str, list[str]]] | None = None,
 ) -> Ranks:
     """Return what watches them; the questions at the start have been answered."""
     monkeypatch.setattr("jupyter_detllm.engines._vllm_ranks.ask_ranks", lambda *args: told or [])
@@ -201,7 +205,8 @@ def test_memory_through_which_cpu_ranks_add_is_removed(
         shared_memory.SharedMemory(f"{group}{name}", create=True, size=64)
         for name in ("-tp:0-[0-1]-cpushm_0", "-tp:0-[0-1]-cpushm_1", "x-tp:0-cpushm_0")
     ]
-    found = watched(processes, monkeypatch, [group, group])
+    queue = shared_memory.SharedMemory(f"{group}_queue", create=True, size=64)
+    found = watched(processes, monkeypatch, [(group, [queue.name]), (group, [queue.name])])
     found.stop_watching()
     found.clear(grace=0.0)
     left = [name for name in os.listdir("/dev/shm") if name.startswith(group)]
@@ -253,7 +258,14 @@ def test_an_interrupt_of_the_process_group_spares_the_ranks(
     before = signal.getsignal(signal.SIGINT)
     try:
         monkeypatch.setenv("VLLM_DIST_IDENT", "vllm_dist_1")
-        assert keep_going(object()) == "vllm_dist_1"
+        block = SimpleNamespace(shared_memory=SimpleNamespace(name="psm_1"))
+        groups = {
+            "tp:0": SimpleNamespace(mq_broadcaster=SimpleNamespace(buffer=block)),
+            "pp:0": SimpleNamespace(mq_broadcaster=None),
+        }
+        state = SimpleNamespace(_groups={k: partial(groups.get, k) for k in [*groups, "gone"]})
+        monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", state)
+        assert keep_going(object()) == ("vllm_dist_1", ["psm_1"])
         os.kill(os.getpid(), signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
