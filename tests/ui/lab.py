@@ -251,9 +251,13 @@ class Server:
         return path
 
     def read(self, name: str) -> Book:
-        """Return a notebook as it is on the disk."""
-        found: Book = json.loads((self.root / name).read_text())
-        return found
+        """Return a notebook as it is on the disk; a server that saves writes it in pieces."""
+        for _ in range(40):
+            with contextlib.suppress(json.JSONDecodeError):
+                found: Book = json.loads((self.root / name).read_text())
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"{name} is no JSON: {(self.root / name).read_text()[:200]!r}")
 
 
 _METADATA = {
