@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -8,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_detllm.core.fields import FIELDS, Group
+from jupyter_detllm.engines._vllm_handlers import stream_handlers
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
 from jupyter_detllm.engines._vllm_process import TorchState, process_kept, variables_to_restore
 from jupyter_detllm.engines._vllm_run import Job, Ticker, around_each_step, one_each, recover
 from jupyter_detllm.errors import EngineError
-from jupyter_detllm.probes.engine import FIELD_NAMES, engine_fields
+from jupyter_detllm.probes.engine import ENGINE_READERS, FIELD_NAMES, engine_fields
 
 
 def test_variables_of_vllm_go_and_those_of_lazy_libraries_stay() -> None:
@@ -206,3 +208,34 @@ def test_what_an_engine_lacks_is_absent_cleanly() -> None:
     assert found["engine.model_runner"] is None
     assert found["engine.quantization"] == "none"
     assert all(v is None or isinstance(v, (str, int)) for v in found.values())
+
+
+def test_a_config_is_hashed_once_for_each_engine() -> None:
+    asked: list[str] = []
+
+    class Config:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def compute_hash(self) -> str:
+            asked.append(self.name)
+            return self.name
+
+    class Engine:
+        def __init__(self, name: str) -> None:
+            self.vllm_config = Config(name)
+
+    read = ENGINE_READERS["engine.config_hash"]
+    engines = [SimpleNamespace(llm_engine=Engine(name)) for name in ("one", "two")]
+    assert [read(llm) for llm in (*engines, *engines)] == ["one", "two", "one", "two"]
+    assert asked == ["one", "two"]
+    # What only tells the same as an engine has no identity to remember it by.
+    assert read(SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=Config("three")))) == "three"
+
+
+def test_a_logger_that_appears_later_is_found() -> None:
+    before = stream_handlers(("detllm_later",))
+    handler = logging.StreamHandler()
+    logging.getLogger("detllm_later.part").addHandler(handler)
+    assert before == []
+    assert stream_handlers(("detllm_later",)) == [handler]
