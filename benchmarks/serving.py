@@ -6,7 +6,11 @@ server that runs, whatever it is. First every prompt is sent alone, to a server 
 nothing else; then they arrive at random times (a Poisson process of the rate asked for)
 for as long as asked, half of them greedy, half of them sampled with their own seeds.
 
-A completion differs if its tokens do, or its logprobs in any bit. Run from anywhere::
+``--cached`` then measures each level again behind `serve --cache`, whose store is empty when the
+load begins; the requests sent alone pass it by (``Cache-Control: no-cache``).
+
+A completion differs if its tokens do, or its logprobs in any bit. ``answers_per_prompt`` counts
+the different ones, logprobs included, that one prompt got under load. Run from anywhere::
 
     python benchmarks/serving.py --serve demo --rate 60 --seconds 60 --tokens 4
 """
@@ -23,7 +27,9 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -40,6 +46,7 @@ WORDS = (
 )
 Answer: TypeAlias = tuple[list[int], str, list[float]]
 Body: TypeAlias = dict[str, Any]
+PAST_THE_CACHE = {"Cache-Control": "no-cache"}
 
 
 def main() -> None:
@@ -49,10 +56,12 @@ def main() -> None:
     if args.url:
         figures["server"] = asyncio.run(measure(args.url, args))
     for level in [] if args.url else args.levels.split(","):
-        with served(args.serve, level, args.vllm.split()) as started:
-            figures[level] = asyncio.run(measure(started["url"], args))
-            figures[level]["method"] = started["method"]
-        sys.stderr.write(f"{level}: {json.dumps(figures[level])}\n")
+        for cached in (False, True) if args.cached else (False,):
+            name = f"{level}, cached" if cached else level
+            with served(args.serve, level, args.vllm.split(), cached=cached) as started:
+                found = asyncio.run(measure(started["url"], args))
+                figures[name] = {"method": started["method"], **found}
+            sys.stderr.write(f"{name}: {json.dumps(figures[name])}\n")
     asked = vars(args)
     kept = ("rate", "seconds", "tokens", "prompts", "words")
     result = {
@@ -76,6 +85,7 @@ def _arguments() -> argparse.Namespace:
     where.add_argument("--url", help="measure this server")
     parser.add_argument("--model", default="", help="name of the served model; the first one")
     parser.add_argument("--levels", default=",".join(LEVELS), help="with --serve")
+    parser.add_argument("--cached", action="store_true", help="with --serve: and with its cache")
     parser.add_argument("--vllm", default="", help="with --serve: options of vllm serve, quoted")
     parser.add_argument("--rate", type=float, default=60.0, help="requests per second")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long they arrive")
@@ -96,11 +106,15 @@ def _gpu() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def served(model: str, level: str, words: list[str]) -> Iterator[dict[str, Any]]:
+def served(
+    model: str, level: str, words: list[str], *, cached: bool = False
+) -> Iterator[dict[str, Any]]:
     """Run a server of ours at a level; yield what it says of itself."""
     command = [sys.executable, "-m", "jupyter_detllm", "serve", model, "--level", level]
-    command += ["--port", "0", "--json", "--no-self-test", "--", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command += ["--port", "0", "--json", "--no-self-test"]
+    kept = tempfile.TemporaryDirectory(prefix="serving-cache-")
+    command += ["--cache", "--cache-path", kept.name] if cached else []
+    process = subprocess.Popen([*command, "--", *words], stdout=subprocess.PIPE, text=True)
     try:
         text = ""
         for line in process.stdout or ():
@@ -114,6 +128,7 @@ def served(model: str, level: str, words: list[str]) -> Iterator[dict[str, Any]]
             process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
+        kept.cleanup()
 
 
 def bodies(model: str, args: argparse.Namespace) -> list[Body]:
@@ -149,8 +164,9 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
         models = (await client.get("/v1/models")).json()["data"]
         version = (await client.get("/version")).json()["version"]
         requests = bodies(args.model or models[0]["id"], args)
-        alone = [await _ask(client, body) for body in requests]
-        again = [await _ask(client, body) for body in requests]
+        alone, again = [
+            [(await _ask(client, body, PAST_THE_CACHE))[0] for body in requests] for _ in range(2)
+        ]
         load = await _Load(client, requests, args.rate, args.seconds).run()
     found = _figures(alone, load)
     return {
@@ -160,11 +176,16 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-async def _ask(client: Any, body: Body) -> Answer:
-    answer = await client.post("/v1/completions", json=body)
+async def _ask(
+    client: Any, body: Body, headers: dict[str, str] | None = None
+) -> tuple[Answer, str]:
+    """Return the completion, and what a cache says of it ("" where there is none)."""
+    answer = await client.post("/v1/completions", json=body, headers=headers)
     answer.raise_for_status()
     choice = answer.json()["choices"][0]
-    return choice["token_ids"], choice["finish_reason"], choice["logprobs"]["token_logprobs"]
+    logprobs = choice["logprobs"]["token_logprobs"]
+    found = choice["token_ids"], choice["finish_reason"], logprobs
+    return found, answer.headers.get("x-detllm-cache", "")
 
 
 class _Load:
@@ -174,6 +195,7 @@ class _Load:
         self.client, self.requests = client, requests
         self.done: list[tuple[int, Answer, float]] = []
         self.failed = 0
+        self.kept: Counter[str] = Counter()
         self.in_flight: list[int] = []
         self.wall = 0.0
         self._flying = 0
@@ -200,7 +222,8 @@ class _Load:
         self._flying += 1
         start = time.perf_counter()
         try:
-            answer = await _ask(self.client, self.requests[index])
+            answer, how = await _ask(self.client, self.requests[index])
+            self.kept.update([how] if how else [])
             self.done.append((index, answer, time.perf_counter() - start))
         except httpx.HTTPError:
             self.failed += 1
@@ -214,6 +237,10 @@ def _figures(alone: list[Answer], load: _Load) -> dict[str, Any]:
     tokens = sum(left[:2] != right[:2] for left, right in pairs)
     differ = sum(left != right for left, right in pairs)
     prompts = {i for i, answer, _ in load.done if answer[:2] != alone[i][:2]}
+    answers: dict[int, set[str]] = {}
+    for index, answer, _ in load.done:
+        answers.setdefault(index, set()).add(json.dumps(answer))
+    counts = [len(found) for found in answers.values()]
     return {
         "requests": len(pairs),
         "failed": load.failed,
@@ -227,6 +254,8 @@ def _figures(alone: list[Answer], load: _Load) -> dict[str, Any]:
         "prompts_with_other_tokens": len(prompts),
         "tokens_or_logprobs_differ": differ,
         "percent_tokens_differ": round(100 * tokens / len(pairs), 2),
+        "answers_per_prompt": {"mean": round(statistics.mean(counts), 1), "most": max(counts)},
+        **({"cache": dict(load.kept)} if load.kept else {}),
     }
 
 
