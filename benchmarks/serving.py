@@ -194,7 +194,7 @@ class _Load:
     def __init__(self, client: Any, requests: list[Body], rate: float, seconds: float) -> None:
         self.client, self.requests = client, requests
         self.done: list[tuple[int, Answer, float]] = []
-        self.failed = 0
+        self.failed: Counter[str] = Counter()
         self.kept: Counter[str] = Counter()
         self.in_flight: list[int] = []
         self.wall = 0.0
@@ -225,8 +225,8 @@ class _Load:
             answer, how = await _ask(self.client, self.requests[index])
             self.kept.update([how] if how else [])
             self.done.append((index, answer, time.perf_counter() - start))
-        except httpx.HTTPError:
-            self.failed += 1
+        except httpx.HTTPError as error:
+            self.failed.update([type(error).__name__])
         finally:
             self._flying -= 1
 
@@ -243,11 +243,12 @@ def _figures(alone: list[Answer], load: _Load) -> dict[str, Any]:
     counts = [len(found) for found in answers.values()]
     return {
         "requests": len(pairs),
-        "failed": load.failed,
-        "sent_per_second": round((len(pairs) + load.failed) / load.sent_in, 1),
+        "failed": dict(load.failed),
+        "sent_per_second": round((len(pairs) + load.failed.total()) / load.sent_in, 1),
         "answered_per_second": round(len(pairs) / load.wall, 1),
         "in_flight_mean": round(statistics.mean(load.in_flight), 1),
         "in_flight_most": max(load.in_flight),
+        "in_flight_at_tenths": load.in_flight[:: max(1, len(load.in_flight) // 10)][:10],
         "seconds_p50": round(times[len(times) // 2], 3),
         "seconds_p99": round(times[int(len(times) * 0.99)], 3),
         "tokens_differ": tokens,
