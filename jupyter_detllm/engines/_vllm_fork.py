@@ -36,10 +36,12 @@ def choose_start_method() -> None:
 
 
 def forget_distributed() -> None:
-    """Destroy the process-wide groups that an engine leaves, and collect what it held.
+    """Destroy what an engine leaves for the whole process, and collect what it held.
 
-    vLLM's own way of doing so initialises the driver in a process whose workers alone
-    used it, and leaves the next engine's workers without.
+    vLLM's own way of destroying its groups initialises the driver in a process whose
+    workers alone used it, and leaves the next engine's workers without. And it keeps one
+    pool of memory for the CUDA graphs of every engine, which torch refuses to fill again
+    when the graphs of the first are gone.
     """
     state: Any = sys.modules.get("vllm.distributed.parallel_state")
     if state is not None:
@@ -51,6 +53,9 @@ def forget_distributed() -> None:
                 getattr(sys.modules.get("vllm.envs"), "disable_envs_cache", _nothing)()
                 state.destroy_model_parallel()
                 state.destroy_distributed_environment()
+    platform: Any = type(getattr(sys.modules.get("vllm.platforms"), "current_platform", None))
+    if getattr(platform, "_global_graph_pool", None) is not None:
+        platform._global_graph_pool = None  # the next engine takes a new one
     gc.unfreeze()
     gc.collect()
 

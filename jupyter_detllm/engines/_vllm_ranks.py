@@ -23,6 +23,7 @@ from typing import Any
 
 from jupyter_detllm.controls.environ import RANK_VARIABLES
 from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.engines._vllm_runner import forget_requests
 from jupyter_detllm.probes.ranks import ask_ranks, rank_count, rank_fields, worker_of
 
 __all__ = ["Ranks", "answer_again", "in_step", "keep_going", "no_orphans"]
@@ -47,10 +48,8 @@ def keep_going(worker: Any) -> tuple[str, list[str]]:
 
 
 def answer_again(wrapped: Any, number: int) -> int:
-    """Forget, in a rank, a step that was cut between its two halves; return `number`."""
-    runner: Any = getattr(worker_of(wrapped), "model_runner", None)
-    if getattr(runner, "execute_model_state", None) is not None:
-        runner.execute_model_state = None
+    """Forget, in a rank, a step that was cut and its requests; return `number`."""
+    forget_requests(worker_of(wrapped))
     return number
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
 from jupyter_detllm.engines._vllm_metrics import kv_manager
 from jupyter_detllm.engines._vllm_ranks import in_step
+from jupyter_detllm.engines._vllm_runner import forget_requests
 from jupyter_detllm.engines.base import Progress, ProgressCallback
 from jupyter_detllm.engines.timing import StepClock, Timings
 from jupyter_detllm.errors import EngineError
@@ -201,16 +202,13 @@ def recover(llm: Any) -> str:
 
 
 def _drain(core: Any) -> None:
-    """Finish steps in flight, and forget one that was cut between its two halves."""
+    """Finish steps in flight, and forget one that was cut."""
     for _ in range(_DRAIN_STEPS):
         if not getattr(core, "batch_queue", None):
             break
         core.step_fn()
     executor = getattr(core, "model_executor", None)
-    worker = getattr(getattr(executor, "driver_worker", None), "worker", None)
-    runner: Any = getattr(worker, "model_runner", None)
-    if getattr(runner, "execute_model_state", None) is not None:
-        runner.execute_model_state = None
+    forget_requests(getattr(getattr(executor, "driver_worker", None), "worker", None))
 
 
 def one_each(outputs: Sequence[Any], jobs: Sequence[Job]) -> list[Any]:

@@ -45,12 +45,16 @@ def test_every_setting_is_read_back(vllm_engine: VLLMOfflineEngine) -> None:
     absent = {name for name in table if fields.get(name) is None}
     eager = fields["engine.compile"] == "eager"
     assert absent == {*not_here, *(["engine.compile_cache"] if eager else [])}
-    assert fields["engine.attention_backend"] == "CPU_ATTN"
     assert fields["engine.dtype"] == fields["engine.kv_cache_dtype"] == "bfloat16"
     assert fields["engine.executor"] == "uni, in process"
-    assert fields["engine.compile"] == "eager"
+    if sys.modules["torch"].cuda.is_available():
+        assert fields["engine.attention_backend"] == "FLASH_ATTN"
+        assert str(fields["engine.compile"]).startswith("mode=VLLM_COMPILE")
+    else:
+        assert fields["engine.attention_backend"] == "CPU_ATTN"
+        assert fields["engine.compile"] == "eager"
+        assert fields["engine.kv_blocks"] == 364
     assert fields["engine.prefix_cache"] is fields["engine.async_scheduling"] is False
-    assert fields["engine.kv_blocks"] == 364
     assert fields["model.architecture"] == "LlamaForCausalLM"
 
 

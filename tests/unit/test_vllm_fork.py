@@ -66,3 +66,19 @@ def test_the_clean_up_does_not_begin_to_use_the_gpu(
     monkeypatch.setattr(ctypes, "CDLL", driver(code))
     fork.forget_distributed()
     assert found == called
+
+
+def test_the_next_engine_gets_a_pool_of_its_own_for_its_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Platform:
+        _global_graph_pool: object = None
+
+        def is_cpu(self) -> bool:
+            return False
+
+    Platform._global_graph_pool = (0, 1)
+    monkeypatch.delitem(sys.modules, "vllm.distributed.parallel_state", raising=False)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=Platform()))
+    fork.forget_distributed()
+    assert Platform._global_graph_pool is None
