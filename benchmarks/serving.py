@@ -157,9 +157,10 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
     """Send every prompt alone, then all of them at the rate asked for."""
     import httpx
 
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+    # Idle connections are let go before the server, after 5 s, closes them under a request.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=2.0)
     async with httpx.AsyncClient(
-        base_url=url, limits=limits, timeout=300.0, trust_env=False
+        base_url=url, limits=limits, timeout=900.0, trust_env=False
     ) as client:
         models = (await client.get("/v1/models")).json()["data"]
         version = (await client.get("/version")).json()["version"]

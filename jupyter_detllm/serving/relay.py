@@ -12,6 +12,7 @@ from jupyter_detllm.cache.results import is_sampled
 from jupyter_detllm.cache.store import TextStore
 from jupyter_detllm.core.canonical import Digest
 from jupyter_detllm.engines._remote_facts import RECORD_PATH
+from jupyter_detllm.engines._remote_http import IDLE_SECONDS
 from jupyter_detllm.errors import StampError
 from jupyter_detllm.serving.answers import (
     Answer,
@@ -87,7 +88,7 @@ class Relay:
         from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 
         self._client = ClientSession(
-            connector=TCPConnector(limit=0),
+            connector=TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
             timeout=ClientTimeout(total=None, sock_connect=10),
             auto_decompress=False,
         )
