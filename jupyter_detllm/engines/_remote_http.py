@@ -19,10 +19,7 @@ from jupyter_detllm.engines._remote_answers import (
 )
 from jupyter_detllm.errors import DetLLMError, EngineError, EngineStartError, RequestError
 
-__all__ = ["IDLE_SECONDS", "Connection", "Patience"]
-
-# `vllm serve` closes idle connections after 5 s: one used just then would break off.
-IDLE_SECONDS = 2.0
+__all__ = ["Connection", "Patience"]
 
 Result = TypeVar("Result")
 
@@ -81,9 +78,7 @@ class Connection:
                 headers={"Authorization": f"Bearer {key}"} if key else {},
                 timeout=httpx.Timeout(patience.silence, connect=patience.connect, pool=None),
                 limits=httpx.Limits(
-                    max_connections=self._most,
-                    max_keepalive_connections=self._most,
-                    keepalive_expiry=IDLE_SECONDS,
+                    max_connections=self._most, max_keepalive_connections=self._most
                 ),
                 # A redirect would take the key somewhere else; a proxy has no loopback.
                 follow_redirects=False,

@@ -12,7 +12,6 @@ from jupyter_detllm.cache.results import is_sampled
 from jupyter_detllm.cache.store import TextStore
 from jupyter_detllm.core.canonical import Digest
 from jupyter_detllm.engines._remote_facts import RECORD_PATH
-from jupyter_detllm.engines._remote_http import IDLE_SECONDS
 from jupyter_detllm.errors import StampError
 from jupyter_detllm.serving.answers import (
     Answer,
@@ -25,6 +24,8 @@ from jupyter_detllm.serving.answers import (
 __all__ = ["HEADER", "AnswerCache", "Relay"]
 
 HEADER = "x-detllm-cache"
+# `vllm serve` closes idle connections after 5 s: a request sent just then would break off.
+IDLE_SECONDS = 2.0
 _MOST_BODY = 1 << 30
 _HOP = {
     "connection",

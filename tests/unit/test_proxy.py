@@ -26,6 +26,7 @@ from jupyter_detllm.cli._options import Parser
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import EngineStartError, UsageError
+from jupyter_detllm.serving import relay
 from jupyter_detllm.serving.answers import Answer, answer_key, comparable, read_answer, server_scope
 from jupyter_detllm.serving.plan import Place
 from jupyter_detllm.serving.process import free_place
@@ -52,6 +53,7 @@ class Upstream(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: list[tuple[str, str, bytes]] = []
         self.headers: list[Any] = []
+        self.clients: list[Any] = []
         self.text = "upon a time"
         self.status = 200
         self.finish: str | None = "stop"
@@ -90,6 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.asked.append(("POST", self.path, body))
         self.server.headers.append(self.headers)
+        self.server.clients.append(self.client_address)
         assert self.server.hold.wait(20)
         if self.server.gone:
             self.close_connection = True
@@ -181,6 +184,25 @@ def test_an_equal_request_is_answered_once(proxy: RunningProxy, upstream: Upstre
     assert how(proxy.url, CHAT, "/v1/chat/completions") == "miss"
     assert how(proxy.url, CHAT, "/v1/chat/completions") == "hit"
     assert upstream.generated == 2
+
+
+@pytest.mark.parametrize(("idle", "same"), [(30.0, True), (0.05, False)])
+def test_no_request_goes_through_a_connection_that_the_server_may_be_closing(
+    upstream: Upstream,
+    store: TextStore,
+    monkeypatch: pytest.MonkeyPatch,
+    idle: float,
+    same: bool,
+) -> None:
+    assert relay.IDLE_SECONDS < 5  # vLLM's server closes an idle one then
+    monkeypatch.setattr(relay, "IDLE_SECONDS", idle)
+    proxy = RunningProxy(upstream.url, "127.0.0.1:0", AnswerCache(store), print)
+    for number, pause in enumerate((0.0, 0.5)):
+        time.sleep(pause)
+        send(proxy.url, {**ASKED, "prompt": f"Prompt {number}"})
+    proxy.close()
+    first, second = upstream.clients
+    assert (first == second) is same
 
 
 def test_hits_are_counted_when_it_ends(upstream: Upstream, store: TextStore) -> None:
