@@ -2,9 +2,9 @@
 
 ``python -m tools.examples [--all]`` works on copies in ``build/examples``. Their references were
 recorded on one machine: where this one's fingerprint is the same, the tokens must be. Where it
-differs, `drift` names the fields. ``--all`` adds what takes minutes: on another machine its
-outputs are made references then, which the notebook must repeat. ``--record`` executes the
-notebooks themselves and makes what comes of it references.
+differs, `drift` names the fields. ``--all`` adds two things: on another machine the outputs are
+made references then, which the notebook must repeat, and other parameters. ``--record`` executes
+the notebooks themselves and makes what comes of it references.
 """
 
 from __future__ import annotations
@@ -24,15 +24,12 @@ from jupyter_detllm.verify.report import Report
 from jupyter_detllm.verify.service import check_paths
 from tools.requirements import ROOT
 
-__all__ = ["EXAMPLES", "QUICK", "SLOW", "main"]
+__all__ = ["EXAMPLES", "SLOW", "main"]
 
 FOLDER = ROOT / "examples"
 BUILD = ROOT / "build" / "examples"
 EXAMPLES = ("evaluation.ipynb", "teaching.ipynb")
 """Re-run, and compared cell by cell."""
-
-QUICK = EXAMPLES[:1]
-"""Those of them that take a minute at most."""
 
 PARAMETERS = "papermill.ipynb"
 SLOW = ("debugging.ipynb",)
@@ -126,12 +123,12 @@ def _record(names: Sequence[str]) -> int:
 def _steps(every: bool) -> list[tuple[str, Callable[[], bool]]]:
     steps: list[tuple[str, Callable[[], bool]]] = [
         (name, lambda name=name: _repeated(name, every))  # type: ignore[misc]
-        for name in (EXAMPLES if every else QUICK)
+        for name in EXAMPLES
     ]
     steps.append((PARAMETERS, _with_defaults))
     if every:
         steps.append((f"{PARAMETERS}, other parameters", _with_parameters))
-        steps += [(name, lambda name=name: _executed(name)) for name in SLOW]  # type: ignore[misc]
+    steps += [(name, lambda name=name: _executed(name)) for name in SLOW]  # type: ignore[misc]
     return steps
 
 
