@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["LEVEL_VARIABLE", "Level"]
+__all__ = ["LEVEL_VARIABLE", "Level", "Reach"]
 
 LEVEL_VARIABLE = "JUPYTER_DETLLM_LEVEL"
 """Environment variable with the level of sessions that name none; set by reruns."""
@@ -31,3 +32,26 @@ _PROMISES = {
     ),
     Level.INVARIANT: "repeatable, and a generation does not depend on what shares its batch",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far a self-test has shown the level `invariant` to hold.
+
+    Attributes
+    ----------
+    tokens
+        Longest sequence that was compared: prompt and output, in tokens.
+    sequences
+        Most sequences of one step that were compared with each of them alone.
+    """
+
+    tokens: int
+    sequences: int
+
+    def __str__(self) -> str:
+        """Return both, for people."""
+        return (
+            f"{self.tokens:,} token{'' if self.tokens == 1 else 's'}, "
+            f"{self.sequences:,} sequence{'' if self.sequences == 1 else 's'}"
+        )

@@ -10,7 +10,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance import candidates
-from jupyter_detllm.invariance.base import Candidate, Method, prepared
+from jupyter_detllm.invariance.base import Candidate, KernelCheck, Method, prepared
 from jupyter_detllm.invariance.host import this_host
 
 __all__ = ["InForce"]
@@ -115,6 +115,16 @@ class InForce:
                 self._left = [method for method in self._left[1:] if method.live]
         if failed:
             raise InvarianceError("; ".join(failed), fix="--level repeatable")
+
+    def check_kernels(
+        self, llm: Any, *, tokens: int, sequences: int, step_tokens: int, seconds: float
+    ) -> KernelCheck | None:
+        """Return what the kernels show under the method in force; None without one."""
+        if not self._left:
+            return None
+        return self._left[0].check_kernels(
+            llm, tokens=tokens, sequences=sequences, step_tokens=step_tokens, seconds=seconds
+        )
 
     def fall_back(self, llm: Any) -> str:
         """Take the method back and the next one; return its name, "" when none is left."""

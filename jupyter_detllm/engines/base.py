@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt, ResolvedPrompt
@@ -13,6 +13,9 @@ from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.timing import Timings
 from jupyter_detllm.errors import UsageError
 
+if TYPE_CHECKING:
+    from jupyter_detllm.invariance.base import KernelCheck
+
 __all__ = [
     "Capabilities",
     "Elsewhere",
@@ -20,6 +23,7 @@ __all__ = [
     "EngineSpec",
     "GenerationResult",
     "Invariant",
+    "KernelChecked",
     "Progress",
     "ProgressCallback",
     "RunStats",
@@ -201,6 +205,30 @@ class Invariant(Engine, Protocol):
 
     def fall_back(self) -> str:
         """Take the next method; return its name, "" when there is none left."""
+        ...
+
+
+@runtime_checkable
+class KernelChecked(Invariant, Protocol):
+    """What an engine offers besides whose kernels can be called by themselves."""
+
+    def check_kernels(
+        self, *, tokens: int, sequences: int, step_tokens: int, seconds: float
+    ) -> KernelCheck | None:
+        """Call the kernels alone and in batches (`invariance.base.Method.check_kernels`).
+
+        Returns
+        -------
+        KernelCheck or None
+            None where the method in force has no kernel-level part.
+
+        Raises
+        ------
+        InvarianceError
+            When a kernel cannot be called by itself.
+        EngineError
+            When the engine fails.
+        """
         ...
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.canonical import Digest, canonical_bytes, digest_of
 from jupyter_detllm.core.fingerprint import FieldValue
@@ -15,7 +16,7 @@ from jupyter_detllm.core.generation import (
     PromptKind,
     ResolvedPrompt,
 )
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import (
     Capabilities,
@@ -27,12 +28,15 @@ from jupyter_detllm.engines.base import (
     ShutdownReport,
     TokenScore,
 )
-from jupyter_detllm.engines.fake_invariance import Breaking
+from jupyter_detllm.engines.fake_invariance import Breaking, check_kernels
 from jupyter_detllm.engines.fake_metrics import Meter
 from jupyter_detllm.engines.fake_options import ENGINE_DEFAULTS, FakeOptions
 from jupyter_detllm.engines.fake_sequence import Drift, FakeSequence, resolve_sampling
 from jupyter_detllm.engines.fake_text import Tokenizer
 from jupyter_detllm.errors import EngineError, EngineStartError, RequestError
+
+if TYPE_CHECKING:
+    from jupyter_detllm.invariance.base import KernelCheck
 
 __all__ = ["FakeEngine"]
 
@@ -67,6 +71,13 @@ class FakeEngine:
             shares its call drifts), ``order`` (one that is not the first of its call),
             ``bit`` (as batch, in bits of logprobs only), ``completions`` (n > 1), or
             ``repeat`` (a request's second run; one at a time is broken, too).
+        ``kernel_check``
+            False: the method has no kernel-level part.
+        ``broken_kernel``
+            The kernel (``attention`` or ``linear``) that depends on its batch, which no
+            completion shows.
+        ``kernel_tokens``, ``kernel_sequences``
+            How far the kernel-level part reaches; 0 for as far as asked.
         ``drift_position``
             Drift takes the runner-up at the first choice at or after this token;
             without it, at the first near-tie from token 2 on. It is a cause of its
@@ -129,6 +140,12 @@ class FakeEngine:
     def fall_back(self) -> str:
         """Take the next method; return its name, "" when there is none left."""
         return self._breaking.fall_back()
+
+    def check_kernels(
+        self, *, tokens: int, sequences: int, step_tokens: int, seconds: float
+    ) -> KernelCheck | None:
+        """Return what the options say of the kernels; None one sequence at a time."""
+        return check_kernels(self._options, self.method, Reach(tokens, sequences))
 
     def _log(self, line: str) -> None:
         if self._log_path is not None:

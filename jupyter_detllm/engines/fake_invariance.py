@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.canonical import Digest
 from jupyter_detllm.core.generation import GenerationRequest
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import Level, Reach
+from jupyter_detllm.engines.fake_options import KERNELS, FakeOptions
 
-__all__ = ["Breaking"]
+if TYPE_CHECKING:
+    from jupyter_detllm.invariance.base import KernelCheck
+
+__all__ = ["Breaking", "check_kernels"]
+
+_ROWS = 16
 
 
 class Breaking:
@@ -67,3 +74,23 @@ class Breaking:
         if self._way == "completions" and len(requests[index].seeds) > 1:
             return "several completions"
         return ""
+
+
+def check_kernels(options: FakeOptions, method: str, asked: Reach) -> KernelCheck | None:
+    """Return what the fake engine's kernels show: what its options say."""
+    # Whoever asks has the methods loaded; an engine at another level needs none of them.
+    from jupyter_detllm.invariance.base import KernelCheck, KernelRow
+
+    if method != "fake" or not options.kernel_check:
+        return None
+    rows = tuple(
+        KernelRow(name, _ROWS, 1, f"row 2 of {_ROWS}: other bits")
+        if name == options.broken_kernel
+        else KernelRow(name, _ROWS, _ROWS)
+        for name in KERNELS
+    )
+    reach = Reach(
+        min(options.kernel_tokens or asked.tokens, asked.tokens),
+        min(options.kernel_sequences or asked.sequences, asked.sequences),
+    )
+    return KernelCheck(rows, reach)

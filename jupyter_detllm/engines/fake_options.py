@@ -11,7 +11,7 @@ from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.models.adapter import read_adapter
 
-__all__ = ["BREAKS", "ENGINE_DEFAULTS", "FakeOptions"]
+__all__ = ["BREAKS", "ENGINE_DEFAULTS", "KERNELS", "FakeOptions"]
 
 ENGINE_DEFAULTS: Mapping[str, tuple[str, FieldValue]] = {
     "dtype": ("engine.dtype", "bfloat16"),
@@ -33,6 +33,9 @@ ENGINE_DEFAULTS: Mapping[str, tuple[str, FieldValue]] = {
 BREAKS = ("batch", "order", "bit", "completions", "repeat")
 """In which way the level `invariant` may be broken; see `FakeEngine`."""
 
+KERNELS = ("attention", "linear")
+"""The kernels that the fake engine pretends to have."""
+
 
 @dataclass(frozen=True, slots=True)
 class FakeOptions:
@@ -48,6 +51,10 @@ class FakeOptions:
     drift_evidence: bool = False
     batch_sensitive: bool = False
     broken_invariance: str = ""
+    kernel_check: bool = True
+    broken_kernel: str = ""
+    kernel_tokens: int = 0
+    kernel_sequences: int = 0
     evidence: bool = True
     delay_ms: int = 0
     start_delay_ms: int = 0
@@ -79,6 +86,10 @@ class FakeOptions:
         if read.broken_invariance not in {"", *BREAKS}:
             raise UsageError(
                 f"broken_invariance is {read.broken_invariance!r:.40}", expected=", ".join(BREAKS)
+            )
+        if read.broken_kernel not in {"", *KERNELS}:
+            raise UsageError(
+                f"broken_kernel is {read.broken_kernel!r:.40}", expected=", ".join(KERNELS)
             )
         read.drifted_field()
         return read

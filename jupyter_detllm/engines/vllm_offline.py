@@ -44,6 +44,7 @@ from jupyter_detllm.engines.base import (
     TokenScore,
 )
 from jupyter_detllm.errors import DetLLMError, EngineError
+from jupyter_detllm.invariance.base import KernelCheck
 from jupyter_detllm.models import model_digests, resolve_model
 from jupyter_detllm.probes.engine import engine_fields, generation_defaults, model_fields
 
@@ -262,6 +263,32 @@ class VLLMOfflineEngine:
     def method(self) -> str:
         """Name of the invariance method in force; "off" where none is."""
         return self._invariance.name
+
+    def check_kernels(
+        self, *, tokens: int, sequences: int, step_tokens: int, seconds: float
+    ) -> KernelCheck | None:
+        """Call the kernels alone and in batches; None where the method has no such part.
+
+        Raises
+        ------
+        InvarianceError
+            When a kernel cannot be called by itself.
+        EngineError
+            When vLLM fails.
+        """
+        self._check_usable()
+        with (
+            self._at_work() as (interrupt, _),
+            self._kept_whole(interrupt, "kernel check"),
+            interrupt.impatient(),
+        ):
+            return self._invariance.check_kernels(
+                self._llm,
+                tokens=tokens,
+                sequences=sequences,
+                step_tokens=step_tokens,
+                seconds=seconds,
+            )
 
     def fall_back(self) -> str:
         """Take the next invariance method; return its name, "" when there is none left."""

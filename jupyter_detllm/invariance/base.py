@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.levels import Reach
 from jupyter_detllm.probes.platform import Platform
 
-__all__ = ["Candidate", "Host", "Method", "prepared"]
+__all__ = ["Candidate", "Host", "KernelCheck", "KernelRow", "Method", "Reach", "prepared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,61 @@ class Host:
         return int(value) if isinstance(value, (int, str)) and str(value).isdigit() else 1
 
 
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """What calls of one kernel showed: alone, against the same inputs among others.
+
+    Attributes
+    ----------
+    name
+        The kernel and its shape: ``attention 64 x 9/3, full``, ``linear 576 -> 1536``.
+    compared
+        How many results were compared with those of the inputs alone.
+    bitwise
+        How many of them were equal bit by bit.
+    first
+        The first difference, in words; "" without one.
+    """
+
+    name: str
+    compared: int
+    bitwise: int
+    first: str = ""
+
+    @property
+    def held(self) -> bool:
+        """Whether something was compared and all of it was equal."""
+        return 0 < self.compared == self.bitwise
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCheck:
+    """The kernel-level part of a self-test.
+
+    Attributes
+    ----------
+    rows
+        One per kernel and shape of the loaded model.
+    reach
+        Up to where every row was tried; what the time did not allow lies outside.
+    """
+
+    rows: tuple[KernelRow, ...]
+    reach: Reach
+
+    @property
+    def held(self) -> bool:
+        """Whether every kernel held, and there was one."""
+        return bool(self.rows) and all(row.held for row in self.rows)
+
+
 class Method:
     """One way to make an engine batch-invariant; a subclass overrides what it needs.
 
     The order of calls: `refusal`, `arguments`, `before_start` (entered), `LLM(...)`,
-    `install`; at the end `uninstall`, and `before_start` is left. Every hook that is
-    looked for and not found raises `InvarianceError`: the method is then not in force.
+    `install`, `check_kernels`; at the end `uninstall`, and `before_start` is left. Every
+    hook that is looked for and not found raises `InvarianceError`: the method is then not
+    in force.
 
     Attributes
     ----------
@@ -146,6 +196,41 @@ class Method:
             When a hook is missing or something does not go through it; the engine is
             as it was then.
         """
+
+    def check_kernels(
+        self, llm: Any, *, tokens: int, sequences: int, step_tokens: int, seconds: float
+    ) -> KernelCheck | None:
+        """Call the kernels of the live engine alone and in batches, and compare the bits.
+
+        Nothing of the engine is changed: its caches and its random streams are as they
+        were, whether it returns or raises.
+
+        Parameters
+        ----------
+        llm
+            The engine, with the method in force.
+        tokens
+            Longest sequence to try: ``max_model_len``.
+        sequences
+            Most sequences of one step: ``max_num_seqs``.
+        step_tokens
+            Most rows of one step: ``max_num_batched_tokens``.
+        seconds
+            How long it may take. What is not reached in that time is left out, and the
+            reach of the result says so.
+
+        Returns
+        -------
+        KernelCheck or None
+            None where the method has no kernel-level part (one sequence at a time:
+            nothing is batched).
+
+        Raises
+        ------
+        InvarianceError
+            When a kernel cannot be called by itself; the method then does not hold.
+        """
+        return None
 
     def uninstall(self, llm: Any) -> None:
         """Take back what `install` did."""
