@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance.base import Candidate, Host, Method
-from jupyter_detllm.invariance.cpu import Rows32, Tiles16, TwoRows
+from jupyter_detllm.invariance.cpu import FixedTiles
 from jupyter_detllm.invariance.hopper import HopperOneKernel, VLLMFlag
 from jupyter_detllm.invariance.sequential import OneAtATime
 
@@ -12,9 +12,7 @@ __all__ = ["METHODS", "candidates", "first_choice", "method_named"]
 
 #: The first that is for a host and holds its self-test is taken.
 METHODS: tuple[Method, ...] = (
-    TwoRows(),
-    Rows32(),
-    Tiles16(),
+    FixedTiles(),
     HopperOneKernel(),
     VLLMFlag(),
     OneAtATime(),

@@ -1,131 +1,66 @@
-"""vLLM on CPU: no matrix product whose kernel depends on how many rows it is given.
+"""vLLM on CPU: kernels that give a row the same bits whatever else is in the batch.
 
-Two things were found to depend on the batch: attention's split of the KV range over free
-threads, which a control switches off, and the matrix product, whose kernel is chosen by
-its number of rows. Every linear layer of vLLM calls ``cpu_linear``, an attribute of the
-module; there the rows are made up to a number for which all kernels agree.
+Three things were found to depend on the batch: attention's split of the KV range over free
+threads, which a control switches off; attention's tiles; and matrix products, whose kernel is
+chosen by the number of rows (`invariance.cpu_kernels`). The tiles are cut where a step's
+metadata is built, the rows made up where every linear layer of vLLM calls its ``cpu_linear``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from jupyter_detllm.core.canonical import digest_of
+from jupyter_detllm.core.levels import Reach
 from jupyter_detllm.errors import InvarianceError, UsageError
-from jupyter_detllm.invariance.base import Host, Method
+from jupyter_detllm.invariance.base import Host, KernelCheck, KernelRow, Method
+from jupyter_detllm.invariance.cpu_kernels import (
+    TILE_ROWS,
+    Attend,
+    RowGroup,
+    Rows,
+    check_attention,
+    check_linear,
+    in_group,
+    in_tiles,
+    measure_group,
+    tile_tokens,
+)
+from jupyter_detllm.models.cache import cache_root
 from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.ranks import ask_ranks, worker_of
 
-__all__ = [
-    "PROVEN_VLLM",
-    "Kernels",
-    "Rows32",
-    "Tiles16",
-    "TwoRows",
-    "bounded",
-    "kernels_of",
-    "tiles",
-    "two_rows",
-]
+__all__ = ["PROVEN_VLLM", "FixedTiles"]
 
 PROVEN_VLLM = ("0.32.",)
-"""Versions of vLLM whose ``cpu_linear`` is known."""
+"""Versions of vLLM whose ``cpu_linear`` and attention scheduler are known."""
 
-Linear = Callable[[Any, Any, Any], Any]
 _HOOK = "cpu_linear"
 _OWN = "_detllm_cpu_linear"
 _SPLIT_KV = "VLLM_CPU_ATTN_SPLIT_KV"
 _PLAIN = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
 _NOT_WITH = ("quantization", "enable_lora", "speculative_config")
+_BUILDER = "CPUAttentionMetadataBuilder"
+_MEASURE_VERSION = 1
 
 
-class Kernels(StrEnum):
-    """Which of oneDNN's kernels a host computes 16-bit products with."""
+class FixedTiles(Method):
+    """Query tiles cut at absolute positions, products of a number of rows that was measured."""
 
-    AMX = "AMX"
-    BF16 = "AVX512_BF16"
-    OLDER = "older"
-
-
-_WITHOUT_AMX = frozenset({"AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"})
-_UNLIMITED = frozenset({"", "ALL", "DEFAULT"})
-
-
-def kernels_of(host: Host) -> Kernels:
-    """Return the kernels of a host, within the limit that the user has set oneDNN."""
-    limit = host.isa_limit
-    if not (limit in _UNLIMITED or limit in _WITHOUT_AMX or "AMX" in limit):
-        return Kernels.OLDER
-    if "amx_bf16" in host.cpu_flags:
-        return Kernels.AMX  # vLLM's own kernels for small layers do not heed the limit
-    return Kernels.BF16 if "avx512_bf16" in host.cpu_flags else Kernels.OLDER
-
-
-def two_rows(linear: Linear) -> Linear:
-    """Return `linear` with a single row computed as two equal ones."""
-
-    def invariant(x: Any, weight: Any, bias: Any) -> Any:
-        if x.numel() != x.shape[-1]:
-            return linear(x, weight, bias)
-        rows = x.reshape(1, -1).repeat(2, 1)
-        return linear(rows, weight, bias)[:1].reshape(*x.shape[:-1], -1)
-
-    return invariant
-
-
-def bounded(linear: Linear, least: int = 8, most: int = 32) -> Linear:
-    """Return `linear` with `least` to `most` rows in each product."""
-
-    def some(rows: Any, weight: Any, bias: Any) -> Any:
-        count, width = rows.shape
-        if count >= least:
-            return linear(rows, weight, bias)
-        padded = rows.new_zeros((least, width))
-        padded[:count] = rows
-        return linear(padded, weight, bias)[:count]
-
-    def invariant(x: Any, weight: Any, bias: Any) -> Any:
-        width = x.shape[-1]
-        count = x.numel() // width
-        if least <= count <= most:
-            return linear(x, weight, bias)
-        rows = x.reshape(count, width)
-        if count < least:
-            done = some(rows, weight, bias)
-        else:
-            import torch
-
-            done = torch.cat([some(part, weight, bias) for part in rows.split(most)])
-        return done.reshape(*x.shape[:-1], -1)
-
-    return invariant
-
-
-def tiles(linear: Linear, size: int = 16) -> Linear:
-    """Return `linear` with its rows made up to a multiple of `size`."""
-
-    def invariant(x: Any, weight: Any, bias: Any) -> Any:
-        width = x.shape[-1]
-        rows = x.numel() // width
-        missing = -rows % size
-        if not missing:
-            return linear(x, weight, bias)
-        padded = x.new_zeros((rows + missing, width))
-        padded[:rows] = x.reshape(rows, width)
-        return linear(padded, weight, bias)[:rows].reshape(*x.shape[:-1], -1)
-
-    return invariant
-
-
-class _CpuRows(Method):
-    """What both methods share: conditions, and the walk over the model's modules."""
-
+    name = "cpu-fixed-tiles"
+    changes = (
+        "attention does not split the KV range and computes a prefill in tiles cut at absolute "
+        "positions; a product has a number of rows for which the kernels agree, as measured "
+        "for each layer shape"
+    )
     undone = "each layer gets its own function back; the variable stays until the engine ends"
-
-    def wrap(self, linear: Linear) -> Linear:
-        """Return a layer's function made invariant."""
-        raise NotImplementedError
+    costs = "see benchmarks/results/invariance-cpu.json"
 
     def refusal(self, host: Host) -> str:
         """Return why it is not for `host`."""
@@ -140,6 +75,8 @@ class _CpuRows(Method):
         for name in _NOT_WITH:
             if host.option(name) and not _is_off(host.option(name)):
                 return f"it does not cover the engine option {name}"
+        if str(host.option("kv_cache_dtype") or "auto") not in {"auto", "bfloat16"}:
+            return "it does not cover the engine option kv_cache_dtype"
         return ""
 
     def environ(self) -> Mapping[str, str]:
@@ -156,110 +93,144 @@ class _CpuRows(Method):
         return {"enforce_eager": True}
 
     def install(self, llm: Any) -> None:
-        """Wrap the function of every linear layer; all of them, or none."""
+        """Wrap every linear layer and every attention metadata builder; all, or none."""
         _check_engine(llm)
         if not getattr(llm.llm_engine.engine_core, "engine_core", None):
             raise InvarianceError("the engine runs in another process: its layers are not here")
-        self._answer(llm, _Wrap(self.wrap))
+        self._answer(ask_ranks(llm, _cut_attention))
+        try:
+            self._answer(llm.apply_model(_hold_rows))
+        except BaseException:
+            ask_ranks(llm, _restore_attention)
+            raise
 
     def uninstall(self, llm: Any) -> None:
-        """Give every layer its own function back."""
-        self._answer(llm, _unwrap)
+        """Give every layer and every builder its own function back."""
+        ask_ranks(llm, _restore_attention)
+        llm.apply_model(_restore_rows)
 
-    def _answer(self, llm: Any, change: Callable[[Any], str]) -> None:
-        problems = [text for text in llm.apply_model(change) if text]
+    def _answer(self, answers: Sequence[str]) -> None:
+        problems = [text for text in answers if text]
         if problems:
             raise InvarianceError(f"{self.name} is not in force: {problems[0]}")
 
-
-class TwoRows(_CpuRows):
-    """Enough where every kernel of two rows or more sums in one order."""
-
-    name = "cpu-two-rows"
-    changes = "attention does not split the KV range, and a single row is computed as two"
-    costs = "next to nothing in a batch"
-
-    def wrap(self, linear: Linear) -> Linear:
-        """Return `linear` with a single row computed as two."""
-        return two_rows(linear)
-
-    def refusal(self, host: Host) -> str:
-        """Refuse also the kernels that are known to depend on more than one row."""
-        if why := super().refusal(host):
-            return why
-        kernels = kernels_of(host)
-        if kernels is Kernels.AMX:
-            return "AMX kernels block a product by its rows"
-        if kernels is Kernels.OLDER:
-            return "kernels without AVX512_BF16 treat the last rows apart"
-        return ""
+    def check_kernels(
+        self, llm: Any, *, tokens: int, sequences: int, step_tokens: int, seconds: float
+    ) -> KernelCheck:
+        """Try every attention and every layer shape of the model; half of the time for each."""
+        began = time.monotonic()
+        linear = llm.apply_model(partial(_check_rows, most=step_tokens, until=began + seconds / 2))[
+            0
+        ]
+        ask = partial(_check_tiles, tokens=tokens, sequences=sequences, until=began + seconds)
+        attention = ask_ranks(llm, ask)[0]
+        found = [*attention, *linear]
+        if not attention or not linear or not all(row.compared for row, _ in found):
+            raise InvarianceError(f"{self.name}: the time did not reach every kernel")
+        rows = min((reached for _, reached in linear), default=0)
+        reach = Reach(min(reached for _, reached in attention), min(sequences, rows))
+        return KernelCheck(tuple(row for row, _ in found), reach)
 
 
-class Rows32(_CpuRows):
-    """For AMX: kernels change below five rows, and block a product by its rows above 32."""
-
-    name = "cpu-rows-32"
-    changes = "attention does not split the KV range, and a product has eight to 32 rows"
-    costs = "nothing while a batch decodes; prefills run in pieces"
-
-    def refusal(self, host: Host) -> str:
-        """Refuse kernels that are not AMX's: there is a cheaper or a surer way for them."""
-        if why := super().refusal(host):
-            return why
-        return "" if kernels_of(host) is Kernels.AMX else "it is for AMX kernels"
-
-    def wrap(self, linear: Linear) -> Linear:
-        """Return `linear` with eight to 32 rows in each product."""
-        return bounded(linear)
+def _is_off(value: object) -> bool:
+    return value is not None and str(value).lower() in {"false", "0", "off", "none"}
 
 
-class Tiles16(_CpuRows):
-    """Rows in tiles of 16, for kernels that treat a remainder apart."""
+def _check_engine(llm: Any) -> None:
+    """Refuse an engine in which the method does not hold, whatever was asked for."""
+    from vllm import __version__, envs
 
-    name = "cpu-tiles-16"
-    changes = "attention does not split the KV range, and rows are made up to a multiple of 16"
-    costs = "up to 15 rows of each matrix product"
+    config = llm.llm_engine.vllm_config.model_config
+    if not str(__version__).startswith(PROVEN_VLLM):
+        raise InvarianceError(f"vLLM {__version__} is not one the CPU methods are proven for")
+    if envs.VLLM_CPU_ATTN_SPLIT_KV:
+        raise InvarianceError(
+            f"attention splits the KV range: {_SPLIT_KV} was not 0 when the engine started",
+            fix="restart the kernel and run `%detllm --level invariant` first",
+        )
+    if not config.enforce_eager:
+        raise InvarianceError("the model is compiled and does not call its layers' functions")
+    if getattr(config, "use_mla", False):
+        raise InvarianceError(
+            "multi-head latent attention (MLA) computes batched products that follow the batch"
+        )
 
-    def refusal(self, host: Host) -> str:
-        """Refuse AMX kernels, which depend on how many tiles there are."""
-        if why := super().refusal(host):
-            return why
-        if kernels_of(host) is Kernels.AMX:
-            return "AMX kernels block a product by its rows"
-        return ""
 
-    def wrap(self, linear: Linear) -> Linear:
-        """Return `linear` with its rows in tiles of 16."""
-        return tiles(linear)
+# --- linear layers -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Wrap:
-    """Wraps the linear layers of a model; returns what stands in the way."""
+class _Shape:
+    """A linear layer's product: rows of `width` values to rows of `columns`."""
 
-    wrap: Callable[[Linear], Linear]
+    width: int
+    columns: int
+    dtype: Any
+    bias: bool
 
-    def __call__(self, model: Any) -> str:
-        modules = list(model.named_modules())
-        linear = [(name, module) for name, module in modules if _HOOK in vars(module)]
-        if not linear:
-            return f"no layer has {_HOOK}"
-        for name, module in modules:
-            if why := _uncovered(module):
-                return f"{name or 'the model'} {why}"
-        for _, module in linear:
+    def __str__(self) -> str:
+        return f"linear {self.width} -> {self.columns}{', bias' if self.bias else ''}"
+
+
+def _linear_layers(model: Any) -> list[tuple[str, Any]]:
+    return [(name, module) for name, module in model.named_modules() if _HOOK in vars(module)]
+
+
+def _shape_of(module: Any, dtype: Any) -> _Shape:
+    """Return a layer's shape; its weight may have been packed away."""
+    if hasattr(module, "input_size_per_partition"):
+        width, columns = module.input_size_per_partition, module.output_size_per_partition
+    elif hasattr(module, "input_size"):  # vLLM's ReplicatedLinear
+        width, columns = module.input_size, module.output_size
+    else:  # the logits: vLLM's VocabParallelEmbedding
+        width, columns = module.embedding_dim, module.num_embeddings_per_partition
+    bias = getattr(module, "bias", None)
+    return _Shape(int(width), int(columns), dtype, bias is not None and not isinstance(bias, bool))
+
+
+def _caller(module: Any, linear: Any) -> Callable[[Any], Any]:
+    """Return a layer's product as a function of its rows alone."""
+    bias = getattr(module, "bias", None)
+    bias = None if isinstance(bias, bool) else bias
+    return lambda rows: linear(rows, module.weight, bias)
+
+
+def _hold_rows(model: Any) -> str:
+    """Wrap the product of every linear layer; return what stands in the way."""
+    layers = _linear_layers(model)
+    if not layers:
+        return f"no layer has {_HOOK}"
+    for name, module in model.named_modules():
+        if why := _uncovered(module):
+            return f"{name or 'the model'} {why}"
+    dtype = _dtype_of(model)
+    groups: dict[_Shape, RowGroup] = {}
+    for name, module in layers:
+        shape = _shape_of(module, dtype)
+        if shape not in groups:
             own = vars(module).get(_OWN) or module.cpu_linear
-            setattr(module, _OWN, own)
-            module.cpu_linear = self.wrap(own)
-        return ""
+            group = _group_of(shape, _caller(module, own))
+            if group is None:
+                return f"{name} ({shape}) has no numbers of rows that give equal bits"
+            groups[shape] = group
+    for _, module in layers:
+        own = vars(module).get(_OWN) or module.cpu_linear
+        setattr(module, _OWN, own)
+        module.cpu_linear = in_group(own, groups[_shape_of(module, dtype)])
+    return ""
 
 
-def _unwrap(model: Any) -> str:
+def _restore_rows(model: Any) -> str:
     for module in model.modules():
         if _OWN in vars(module):
             module.cpu_linear = getattr(module, _OWN)
             delattr(module, _OWN)
     return ""
+
+
+def _dtype_of(model: Any) -> Any:
+    """Return the dtype of activations: the norms' weights have it, whatever is packed."""
+    return next(p.dtype for p in model.parameters() if p.is_floating_point())
 
 
 def _uncovered(module: Any) -> str:
@@ -277,20 +248,215 @@ def _uncovered(module: Any) -> str:
     return ""
 
 
-def _check_engine(llm: Any) -> None:
-    """Refuse an engine in which the method does not hold, whatever was asked for."""
-    from vllm import __version__, envs
-
-    if not str(__version__).startswith(PROVEN_VLLM):
-        raise InvarianceError(f"vLLM {__version__} is not one the CPU methods are proven for")
-    if envs.VLLM_CPU_ATTN_SPLIT_KV:
-        raise InvarianceError(
-            f"attention splits the KV range: {_SPLIT_KV} was not 0 when the engine started",
-            fix="restart the kernel and run `%detllm --level invariant` first",
-        )
-    if not llm.llm_engine.vllm_config.model_config.enforce_eager:
-        raise InvarianceError("the model is compiled and does not call its layers' functions")
+def _group_of(shape: _Shape, call: Callable[[Any], Any]) -> RowGroup | None:
+    """Return the numbers of rows of a product, measured once on a machine."""
+    entry = cache_root() / "row-groups" / f"{_key_of(shape)}.json"
+    known = _remembered(entry)
+    if known is not None:
+        return known
+    group = measure_group(call, shape.width, shape.columns, shape.dtype)
+    if group is not None:
+        _remember(entry, group)
+    return group
 
 
-def _is_off(value: object) -> bool:
-    return value is not None and str(value).lower() in {"false", "0", "off", "none"}
+def _key_of(shape: _Shape) -> str:
+    """Return a digest of everything that the choice of a product's kernel depends on."""
+    import os
+
+    import torch
+    from vllm import __version__
+
+    from jupyter_detllm.probes.cpu import cpu
+
+    machine = [cpu().model, sorted(cpu().flags), torch.get_num_threads()]
+    limits = [os.environ.get(n, "") for n in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")]
+    product = [shape.width, shape.columns, str(shape.dtype), shape.bias]
+    versions = [_MEASURE_VERSION, __version__, torch.__version__]
+    return digest_of([versions, machine, limits, product]).hex
+
+
+def _remembered(entry: Path) -> RowGroup | None:
+    try:
+        value = json.loads(entry.read_text(encoding="utf-8"))
+        group = RowGroup(**{name: int(number) for name, number in value.items()})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    sound = 0 < group.least <= group.narrow <= group.most and group.step > 0 < group.wide_step
+    return group if sound else None
+
+
+def _remember(entry: Path, group: RowGroup) -> None:
+    """Keep what was measured; a cache that cannot be written costs time only."""
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        new = entry.with_suffix(".new")
+        new.write_text(json.dumps(asdict(group)), encoding="utf-8")
+        new.replace(entry)
+    except OSError:
+        return
+
+
+def _check_rows(model: Any, *, most: int, until: float) -> list[tuple[KernelRow, int]]:
+    """Return what each distinct linear shape of the model shows as it is wrapped now."""
+    dtype = _dtype_of(model)
+    shapes = {_shape_of(module, dtype): module for _, module in _linear_layers(model)}
+    found = []
+    for number, (shape, module) in enumerate(shapes.items()):
+        now = time.monotonic()
+        share = now + (until - now) / (len(shapes) - number)
+        call = _caller(module, module.cpu_linear)
+        found.append(check_linear(call, str(shape), shape.width, dtype, most=most, until=share))
+    return found
+
+
+# --- attention -----------------------------------------------------------------------
+
+
+def _builders(worker: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every group of attention layers with its metadata builder."""
+    for groups in worker_of(worker).model_runner.attn_groups:
+        for group in groups:
+            for builder in group.metadata_builders:
+                yield group, builder
+
+
+def _cut_attention(worker: Any) -> str:
+    """Let every builder see one request per query tile; return what stands in the way."""
+    found = list(_builders(worker))
+    if not found:
+        return "the model has no attention that can be reached"
+    for group, builder in found:
+        if why := _unknown(builder):
+            return f"{group.layer_names[0]} {why}"
+    for _, builder in found:
+        tokens = tile_tokens(builder.isa, builder.num_heads, builder.num_kv_heads)
+        builder.build = partial(_build, type(builder).build.__get__(builder), tokens)
+    return ""
+
+
+def _unknown(builder: Any) -> str:
+    """Return why a builder's attention is not covered; "" if it is."""
+    if type(builder).__name__ != _BUILDER:
+        return f"computes with {type(builder).__name__}"
+    if builder.isa not in TILE_ROWS:
+        return f"computes with the attention kernel {builder.isa!r}"
+    if builder.is_cross_attention or builder.is_encoder_only_attention:
+        return "is not a decoder's attention"
+    if str(builder.kv_cache_dtype).startswith(("fp8", "int8")):
+        return f"has a KV cache of {builder.kv_cache_dtype}"
+    return ""
+
+
+def _build(
+    own: Callable[..., Any],
+    tokens: int,
+    common_prefix_len: int,
+    common_attn_metadata: Any,
+    fast_build: bool = False,
+) -> Any:
+    """Stand in for ``CPUAttentionMetadataBuilder.build``.
+
+    vllm/v1/attention/backends/cpu_attn.py of vLLM 0.32; the same parameters.
+    """
+    if common_attn_metadata.causal is not True:
+        raise InvarianceError("attention that is not causal is not covered by cpu-fixed-tiles")
+    return own(common_prefix_len, in_tiles(common_attn_metadata, tokens), fast_build)
+
+
+def _restore_attention(worker: Any) -> str:
+    for _, builder in _builders(worker):
+        vars(builder).pop("build", None)
+    return ""
+
+
+def _check_tiles(
+    worker: Any, *, tokens: int, sequences: int, until: float
+) -> list[tuple[KernelRow, int]]:
+    """Return what each distinct attention of the model shows with the builders as they are."""
+    layers = worker_of(worker).vllm_config.compilation_config.static_forward_context
+    kinds: dict[str, tuple[Any, Any]] = {}
+    for group, builder in _builders(worker):
+        for name in group.layer_names:
+            kinds.setdefault(_kind(layers[name].impl), (builder, layers[name]))
+    found = []
+    for number, (kind, (builder, layer)) in enumerate(kinds.items()):
+        now = time.monotonic()
+        share = now + (until - now) / (len(kinds) - number)
+        make = partial(_sequences, builder, layer)
+        found.append(check_attention(make, kind, tokens=tokens, sequences=sequences, until=share))
+    return found
+
+
+def _kind(impl: Any) -> str:
+    window = "full" if impl.sliding_window in (None, -1, (-1, -1)) else "sliding window"
+    return ", ".join(
+        [
+            f"attention {impl.num_heads}/{impl.num_kv_heads} heads of {impl.head_size}",
+            window if window == "full" else f"{window} {impl.sliding_window}",
+            *(["soft cap"] if impl.logits_soft_cap else []),
+            *(["ALiBi"] if impl.alibi_slopes is not None else []),
+            *(["sinks"] if impl.sinks is not None else []),
+        ]
+    )
+
+
+def _sequences(builder: Any, layer: Any, lengths: Sequence[int]) -> Attend:
+    """Return attention over sequences of random keys, values and queries in a cache of its own.
+
+    Parameters
+    ----------
+    builder, layer
+        The engine's metadata builder and one of its layers.
+    lengths
+        Tokens of each sequence.
+    """
+    import torch
+
+    impl, block = layer.impl, builder.block_size
+    generator = torch.Generator().manual_seed(sum(lengths))
+
+    def random(count: int, heads: int) -> Any:
+        values = torch.randn((count, heads, impl.head_size), generator=generator)
+        return values.to(builder.dtype)
+
+    blocks = [-(-length // block) for length in lengths]
+    cache = torch.zeros(
+        (sum(blocks) + 1, impl.num_kv_heads, block, 2 * impl.head_size), dtype=builder.dtype
+    )
+    queries, tables, taken = [], torch.zeros((len(lengths), max(blocks)), dtype=torch.int32), 1
+    for number, (length, count) in enumerate(zip(lengths, blocks, strict=True)):
+        tables[number, :count] = torch.arange(taken, taken + count)
+        slots = torch.arange(taken * block, taken * block + length)
+        keys, values = random(length, impl.num_kv_heads), random(length, impl.num_kv_heads)
+        impl.do_kv_cache_update(layer, keys, values, cache, slots)
+        queries.append(2 * random(length, impl.num_heads))
+        taken += count
+    return partial(_attend, builder, layer, cache, queries, tables)
+
+
+def _attend(
+    builder: Any, layer: Any, cache: Any, queries: list[Any], tables: Any, rows: Sequence[Rows]
+) -> list[Any]:
+    """Compute one step over `rows` as the engine would; return each request's output."""
+    import torch
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    counts = [item.end - item.start for item in rows]
+    starts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    query = torch.cat([queries[item.sequence][item.start : item.end] for item in rows])
+    common = CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor([item.end for item in rows], dtype=torch.int32),
+        num_reqs=len(rows),
+        num_actual_tokens=len(query),
+        max_query_len=max(counts),
+        max_seq_len=max(item.end for item in rows),
+        block_table_tensor=tables[[item.sequence for item in rows]].contiguous(),
+        slot_mapping=torch.zeros(len(query), dtype=torch.int64),
+    )
+    metadata = builder.build(0, common)
+    out = torch.empty_like(query)
+    layer.impl.forward(layer, query, query, query, cache, metadata, out)
+    return list(out.split(counts))

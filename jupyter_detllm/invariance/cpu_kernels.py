@@ -1,0 +1,414 @@
+"""What in vLLM's CPU kernels depends on the batch, and how each is held to one result.
+
+Matrix products (``cpu_linear``, vllm/model_executor/layers/utils.py of vLLM 0.32): oneDNN and
+vLLM's own kernels choose their code by the number of rows, and some treat the last rows apart.
+Which numbers of rows give a row the same bits is measured for every shape of the loaded model;
+a product is then computed with such a number only, by padding with zeros or in pieces.
+
+Attention (csrc/cpu/cpu_attn_impl.hpp): the scheduler divides a prompt's queries among threads
+by the KV length of the whole batch, and the size of a query tile decides the KV tiles over
+which softmax and PV are accumulated. A tile that fits one iteration of the kernel is never
+divided, so a prefill is handed over as one request per tile, cut at absolute positions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jupyter_detllm.invariance.base import KernelRow
+
+__all__ = [
+    "TILE_ROWS",
+    "RowGroup",
+    "check_attention",
+    "check_linear",
+    "in_group",
+    "in_tiles",
+    "measure_group",
+    "tile_tokens",
+]
+
+Linear = Callable[[Any, Any, Any], Any]
+
+# --- matrix products -----------------------------------------------------------------
+
+_SMALL = 64
+_NARROW = (*range(1, 25), 28, 31, 32, 33, 36, 40, 41, 47, 48, 49, 55, 56, 57, 63, 64)
+_WIDE = (
+    65, 66, 68, 72, 80, 95, 96, 97, 100, 112, 127, 128, 129, 130, 132, 160, 191, 192, 193, 200,
+    224, 255, 256, 257, 260, 288, 320, 384, 448, 500, 511, 512, 513, 576, 640, 700, 768, 896,
+    1000, 1022, 1023, 1024,
+)  # fmt: skip
+_STEPS = (1, 2, 4, 8, 16, 32, 64)
+_DISTINCT = 61
+"""Rows of a measurement; prime, so that each stands at every position of a block of rows."""
+
+_OUTPUTS = 48_000
+"""Outputs of the last row that are compared for few rows. After rounding to bfloat16 about one
+of 4,500 differs where a row is summed in another order (EPYC, K = 1,536)."""
+
+_CALLS = ((8, 80), (_SMALL, 16), (_WIDE[-1], 3))
+"""Up to how many rows: at most so many calls, each with other rows."""
+
+_MOST_WORK = 3e10
+"""Operations of the largest product that is measured; larger ones are computed in pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """The numbers of rows with which a product is computed: all give a row equal bits.
+
+    Attributes
+    ----------
+    least, step
+        Up to `narrow` rows: at least `least`, in multiples of `step`.
+    narrow
+        Where `wide_step` begins.
+    wide_step
+        Above it, multiples of this.
+    most
+        Most rows of one product; more are computed in pieces.
+    """
+
+    least: int = 1
+    step: int = 1
+    narrow: int = _SMALL
+    wide_step: int = 1
+    most: int = _WIDE[-1]
+
+    def padded(self, count: int) -> int:
+        """Return the number of rows with which `count` <= `most` rows are computed."""
+        step = self.step if count <= self.narrow else self.wide_step
+        return max(self.least, -(-count // step) * step)
+
+
+def in_group(linear: Linear, group: RowGroup) -> Linear:
+    """Return `linear` computed with the numbers of rows of `group` only.
+
+    `linear` takes rows of shape (..., K), a weight and a bias, and returns (..., N).
+    """
+    most = group.most
+
+    def some(rows: Any, weight: Any, bias: Any) -> Any:
+        count, width = rows.shape
+        wanted = group.padded(count)
+        if wanted == count:
+            return linear(rows, weight, bias)
+        padded = rows.new_zeros((wanted, width))
+        padded[:count] = rows
+        return linear(padded, weight, bias)[:count]
+
+    def held(x: Any, weight: Any, bias: Any) -> Any:
+        width = x.shape[-1]
+        count = x.numel() // width
+        if count == 0 or (count <= most and group.padded(count) == count):
+            return linear(x, weight, bias)
+        rows = x.reshape(count, width)
+        if count <= most:
+            done = some(rows, weight, bias)
+        else:
+            import torch
+
+            done = torch.cat([some(part, weight, bias) for part in rows.split(most)])
+        return done.reshape(*x.shape[:-1], -1)
+
+    return held
+
+
+def measure_group(
+    call: Callable[[Any], Any], width: int, columns: int, dtype: Any
+) -> RowGroup | None:
+    """Find the numbers of rows for which `call` gives a row the same bits.
+
+    Parameters
+    ----------
+    call
+        Rows of shape (count, `width`) to (count, `columns`).
+    width, columns
+        K and N of the product.
+    dtype
+        torch's dtype of the rows.
+
+    Returns
+    -------
+    RowGroup or None
+        None where no group of useful size exists. The same machine, library and number of
+        threads give the same group: nothing depends on time.
+    """
+    bits = _Bits(call, width, columns, dtype)
+    narrow = {count: bits.of(count) for count in _NARROW}
+    group = _narrow_group(narrow)
+    if group is None:
+        return None
+    wanted = narrow[_last(_NARROW, group)]
+    most = max(_SMALL, int(_MOST_WORK // (2 * width * columns)))
+    wide = {count: bits.of(count) == wanted for count in _WIDE if count <= most}
+    return _widened(group, wide)
+
+
+def _last(counts: tuple[int, ...], group: RowGroup) -> int:
+    return max(n for n in counts if n <= group.narrow and group.padded(n) == n)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bits:
+    """The results of a product for different numbers of rows, as digests."""
+
+    call: Callable[[Any], Any]
+    width: int
+    columns: int
+    dtype: Any
+
+    def of(self, count: int) -> bytes | None:
+        """Return a digest of every distinct row's result; None where they depend on place."""
+        import torch
+
+        rows = _rows(self.width, self.dtype)
+        found: list[Any] = [None] * _DISTINCT
+        for start in self._starts(count):
+            index = (torch.arange(count) + start) % _DISTINCT
+            out = self.call(rows[index])
+            few = min(count, _DISTINCT)
+            if not torch.equal(out, out[:few][torch.arange(count) % _DISTINCT]):
+                return None
+            for place, which in enumerate(index[:few].tolist()):
+                if found[which] is None:
+                    found[which] = out[place].clone()
+                elif not torch.equal(found[which], out[place]):
+                    return None
+        return _digest(torch.stack(found))
+
+    def _starts(self, count: int) -> Iterator[int]:
+        """Return where the rows of each call begin: all rows occur, at several places."""
+        most = next(calls for top, calls in _CALLS if count <= top)
+        calls = max(-(-_DISTINCT // count), min(most, -(-_OUTPUTS // self.columns)), 3)
+        step = count if count < _DISTINCT else 17
+        return (number * step % _DISTINCT for number in range(calls))
+
+
+def _rows(width: int, dtype: Any, seed: int = 2) -> Any:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn((_DISTINCT, width), generator=generator).to(dtype)
+
+
+def _digest(tensor: Any) -> bytes:
+    import torch
+
+    data = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _narrow_group(bits: dict[int, bytes | None]) -> RowGroup | None:
+    """Return the finest rule for few rows within the largest group of equal results."""
+    sizes: dict[bytes, list[int]] = {}
+    for count, value in bits.items():
+        if value is not None:
+            sizes.setdefault(value, []).append(count)
+    if not sizes:
+        return None
+    members: list[int] = max(sizes.values(), key=lambda counts: (len(counts), counts[-1]))
+    for top in (_SMALL, 32, 16):
+        for step in _STEPS:
+            for least in range(step, top // 2 + 1, step):
+                rule = [n for n in bits if least <= n <= top and n % step == 0]
+                if len(rule) > 1 and rule[-1] == top and set(rule).issubset(members):
+                    return RowGroup(least, step, top, step, top)
+    return None
+
+
+def _widened(group: RowGroup, wide: dict[int, bool]) -> RowGroup:
+    """Return `group` with as many rows above its narrow ones as hold."""
+    if group.narrow < _SMALL:
+        return group
+    for most in sorted((n for n in wide if n & (n - 1) == 0), reverse=True):
+        for step in _STEPS:
+            rule = [n for n in wide if n <= most and n % step == 0]
+            if all(wide[n] for n in rule):
+                return replace(group, wide_step=step, most=most)
+    return group
+
+
+# --- attention -----------------------------------------------------------------------
+
+TILE_ROWS = {"vec": 8, "vec16": 16, "amx": 32}
+"""Rows of one iteration by kernel: ``MaxQHeadNumPerIteration`` in vLLM 0.32's
+csrc/cpu/cpu_attn_vec.hpp, cpu_attn_vec16.hpp and cpu_attn_amx.hpp."""
+
+
+def tile_tokens(isa: str, heads: int, kv_heads: int) -> int:
+    """Return how many query tokens fit one iteration of the kernel `isa`.
+
+    The query heads of a KV head share a tile where their number divides its rows, otherwise
+    each head has tiles of its own.
+    """
+    rows, group = TILE_ROWS[isa], heads // kv_heads
+    return rows // group if rows % group == 0 else rows
+
+
+def in_tiles(common: Any, tokens: int) -> Any:
+    """Return the metadata of a step with one request per query tile.
+
+    Parameters
+    ----------
+    common
+        ``CommonAttentionMetadata`` (vllm/v1/attention/backend.py, vLLM 0.32): request r has
+        the query rows ``query_start_loc[r]`` to ``query_start_loc[r + 1]``, the last of
+        ``seq_lens[r]`` positions, and the KV blocks ``block_table_tensor[r]``.
+    tokens
+        Tokens of a tile; tiles are cut at its absolute multiples, so that a prefill has the
+        same tiles whole, chunked or after a cached prefix.
+    """
+    if common.max_query_len <= 1:
+        return common
+    import numpy as np
+    import torch
+
+    count = common.num_reqs
+    rows = common.query_start_loc[: count + 1].numpy().astype(np.int64)
+    ends = common.seq_lens[:count].numpy().astype(np.int64)
+    first = ends - np.diff(rows)
+    tiles = np.where(ends > first, -(-ends // tokens) - first // tokens, 0)
+    which: Any = np.repeat(np.arange(count), tiles)
+    tile = np.arange(len(which)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+    begin = (first // tokens)[which] * tokens + tile * tokens
+    starts = rows[which] + np.maximum(begin - first[which], 0)
+    return replace(
+        common,
+        num_reqs=len(which),
+        query_start_loc=torch.from_numpy(np.append(starts, rows[-1]).astype(np.int32)),
+        seq_lens=torch.from_numpy(np.minimum(begin + tokens, ends[which]).astype(np.int32)),
+        max_query_len=tokens,
+        block_table_tensor=common.block_table_tensor[torch.from_numpy(which)],
+    )
+
+
+# --- the self-test's kernel-level part -----------------------------------------------
+
+_COUNTS = (2, 3, 4, 5, 7, 8, 9, 13, 17, 30, 33, 63, 65, 100, 127, 201, 257, 511, 640, 1025, 1537)
+_LENGTHS = (1, 9, 70, 333, 700, 1150, 1600, 2300, 3000, 4096, 6000, 8192, 16384, 32768)
+_CHUNK = 61
+"""Tokens of a chunk: no multiple of a tile, so that chunks begin inside of tiles."""
+
+
+def check_linear(
+    call: Callable[[Any], Any], name: str, width: int, dtype: Any, *, most: int, until: float
+) -> tuple[KernelRow, int]:
+    """Compare rows computed one by one with the same rows among others.
+
+    Parameters
+    ----------
+    call
+        The product as the engine computes it: rows (count, `width`) to (count, N).
+    name
+        For the result.
+    most
+        Largest number of rows to try.
+    until
+        When to stop, on `time.monotonic`'s clock.
+
+    Returns
+    -------
+    KernelRow and int
+        What was shown, and the largest number of rows that was tried.
+    """
+    import torch
+
+    rows = _rows(width, dtype, seed=11)
+    alone = torch.cat([call(rows[i : i + 1]) for i in range(_DISTINCT)])
+    compared = equal = reached = 0
+    first = ""
+    for count in (*(n for n in _COUNTS if n < most), most):
+        if time.monotonic() > until:
+            break
+        index = (torch.arange(count) + 7 * count) % _DISTINCT
+        same = (call(rows[index]) == alone[index]).all(dim=-1)
+        compared, equal, reached = compared + count, equal + int(same.sum()), count
+        if not first and not same.all():
+            first = f"row {int((~same).nonzero()[0])} of {count}: other bits than alone"
+    return KernelRow(name, compared, equal, first), reached
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Query rows of a step: positions `start` to `end` of sequence `sequence`."""
+
+    sequence: int
+    start: int
+    end: int
+
+
+Attend = Callable[[Sequence[Rows]], list[Any]]
+"""One step of attention: the output of each request, of shape (rows, heads, head size)."""
+
+SequencesOf = Callable[[Sequence[int]], Attend]
+"""Attention over sequences of these lengths, with random keys, values and queries."""
+
+
+def check_attention(
+    sequences_of: SequencesOf, name: str, *, tokens: int, sequences: int, until: float
+) -> tuple[KernelRow, int]:
+    """Compare a prefill alone with the same positions batched, chunked, cached and decoded.
+
+    Parameters
+    ----------
+    sequences_of
+        Makes sequences and returns attention over them, as the engine computes it.
+    name
+        For the result.
+    tokens
+        Longest sequence to try.
+    sequences
+        Most requests of one step.
+    until
+        When to stop, on `time.monotonic`'s clock; a length is not begun that would end later.
+
+    Returns
+    -------
+    KernelRow and int
+        What was shown, and the longest sequence for which all of it was tried.
+    """
+    compared = equal = reached = 0
+    first, before, took = "", 0, 0.0
+    for length in (*(n for n in _LENGTHS if n < tokens), tokens):
+        began = time.monotonic()
+        if before and began + took * (length / before) ** 2 > until:
+            break
+        for what, same in _compared(sequences_of, length, sequences):
+            compared, equal = compared + len(same), equal + int(same.sum())
+            if not first and not same.all():
+                row = int((~same).nonzero()[0])
+                first = f"{length} tokens, {what}: row {row} has other bits"
+        before, took, reached = length, time.monotonic() - began, length
+    return KernelRow(name, compared, equal, first), reached
+
+
+def _compared(sequences_of: SequencesOf, length: int, sequences: int) -> Iterator[tuple[str, Any]]:
+    """Yield for every way to compute a prompt of `length` which rows are equal."""
+    import torch
+
+    neighbours = (length // 3 + 5, 40, length // 2 + 77)
+    attend = sequences_of((length, *neighbours))
+
+    def same(rows: Sequence[Rows], which: int = 0) -> Any:
+        found, wanted = attend(rows)[which], whole[rows[which].start : rows[which].end]
+        return (found == wanted).flatten(1).all(dim=-1)
+
+    whole = attend([Rows(0, 0, length)])[0]
+    others = [Rows(1, 0, neighbours[0]), Rows(0, 0, length), Rows(3, 3, neighbours[2])]
+    if sequences >= len(others):
+        yield "batched", same([*others, Rows(2, 39, 40)][:sequences], 1)
+    for cut in sorted({length // 2 + 3, length - 1} - {length}):
+        if 0 < cut < length:
+            yield f"after a cached prefix of {cut}", same([Rows(0, cut, length)])
+    for start in range(max(0, length - 5 * _CHUNK), length, _CHUNK):
+        chunk = Rows(0, start, min(start + _CHUNK, length))
+        yield "chunked", same([Rows(2, 39, 40), chunk][-sequences:], min(sequences, 2) - 1)
+    places = torch.linspace(0, length - 1, max(1, sequences)).long().tolist()
+    decoded = attend([Rows(0, place, place + 1) for place in places])
+    yield "decoded", (torch.cat(decoded) == whole[places]).flatten(1).all(dim=-1)
