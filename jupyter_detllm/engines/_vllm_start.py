@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,8 +23,10 @@ from jupyter_detllm.engines._vllm_logs import (
 from jupyter_detllm.engines._vllm_options import (
     check_options,
     engine_arguments,
+    model_config,
     option_names,
     read_config,
+    vllm_size,
 )
 from jupyter_detllm.engines._vllm_process import TorchState, process_kept
 from jupyter_detllm.engines._vllm_ranks import Ranks, no_orphans
@@ -116,17 +119,19 @@ def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) 
     report("importing vLLM")
     llm_class, names, cpu = _import_vllm()
     rebind_logger(log)
-    arguments = engine_arguments(
-        spec,
-        names,
-        model=model.path_or_id,
-        revision=model.revision,
-        cpu=cpu,
-        config=_config(model),
-    )
     report(f"starting the engine with {model.display}")
     with invariance.around_start(), process_kept(), _stages(report), _no_download_bars():
-        arguments |= invariance.arguments(check_options(spec.options, names))
+        arguments = engine_arguments(
+            spec,
+            names,
+            model=model.path_or_id,
+            revision=model.revision,
+            cpu=cpu,
+            config=_config(model),
+            ask=vllm_size,
+        )
+        arguments = invariance.arguments(arguments, check_options(spec.options, names))
+        invariance.look_at(partial(model_config, arguments))
         choose_start_method()
         with no_orphans():
             llm = llm_class(**arguments)

@@ -20,6 +20,7 @@ __all__ = [
     "EngineSpec",
     "GenerationResult",
     "Invariant",
+    "Lowerable",
     "Progress",
     "ProgressCallback",
     "RunStats",
@@ -61,6 +62,8 @@ class EngineSpec:
         Root seed of the session.
     sequential
         Whether one sequence at a time will do for the level `invariant`.
+    fallback
+        The level to go on at where `invariant` does not hold; None insists on it.
     """
 
     model: str
@@ -68,6 +71,7 @@ class EngineSpec:
     options: Mapping[str, FieldValue] = field(default_factory=dict)
     seed: int = 0
     sequential: bool = True
+    fallback: Level | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,24 @@ class Invariant(Engine, Protocol):
 
     def fall_back(self) -> str:
         """Take the next method; return its name, "" when there is none left."""
+        ...
+
+
+@runtime_checkable
+class Lowerable(Invariant, Protocol):
+    """What an engine offers besides that can go on at a lower level without a restart.
+
+    Attributes
+    ----------
+    shortfall
+        Why it computes at a lower level than was asked for, or one sequence at a time, as a
+        clause; "" where it does neither.
+    """
+
+    shortfall: str
+
+    def lower(self, level: Level, why: str) -> bool:
+        """Go on at `level`, as an engine that was started for it; False where that cannot be."""
         ...
 
 
