@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 __all__ = [
+    "FROM_CLONE",
     "CanonicalError",
     "ControlError",
     "DetLLMError",
@@ -23,6 +24,7 @@ __all__ = [
     "RequestError",
     "StampError",
     "UsageError",
+    "installing",
     "show_errors_through",
 ]
 
@@ -34,6 +36,15 @@ def show_errors_through(redact: Callable[[str], str]) -> None:
     """Pass every message through `redact` from now on: messages end up in notebooks."""
     global _shown
     _shown = redact
+
+
+FROM_CLONE = "in a clone of the jupyter-detllm repository"
+"""Where commands that install this package are run: no package index holds it."""
+
+
+def installing(extra: str) -> str:
+    """Return the command that installs this package with `extra`, as it works today."""
+    return f'pip install ".[{extra}]" {FROM_CLONE}'
 
 
 class DetLLMError(Exception):

@@ -31,8 +31,9 @@ from jupyter_detllm.engines._vllm_options import (
 from jupyter_detllm.engines._vllm_process import TorchState, process_kept
 from jupyter_detllm.engines._vllm_ranks import Ranks, no_orphans
 from jupyter_detllm.engines.base import EngineSpec
-from jupyter_detllm.errors import DetLLMError, EngineStartError
+from jupyter_detllm.errors import DetLLMError, EngineStartError, installing
 from jupyter_detllm.models import ResolvedModel
+from jupyter_detllm.probes.vision import REMOVE_VISION, misfit_here
 
 __all__ = ["Started", "start_llm"]
 
@@ -98,7 +99,8 @@ def start_llm(
             raise
         # Past the handler the error is gone, and with it the frames that hold a model.
         forget_distributed()
-    raise EngineStartError(f"vLLM did not start: {line}", fix=_way_out(line, log_path))
+    cause, fix = _explained(line, log_path)
+    raise EngineStartError(f"vLLM did not start: {cause}", fix=fix)
 
 
 _WAYS_OUT = {
@@ -108,10 +110,13 @@ _WAYS_OUT = {
 }
 
 
-def _way_out(line: str, log_path: Path) -> str:
-    """Return what mends a known cause, else where to read more."""
+def _explained(line: str, log_path: Path) -> tuple[str, str]:
+    """Return the cause and what fixes it, where that is known; else where to read more."""
+    if "torchvision" in line:
+        why = misfit_here() or "torchvision cannot be imported beside this torch"
+        return f"{why} ({line})", f"{REMOVE_VISION}, then restart the kernel"
     found = (way for words, way in _WAYS_OUT.items() if words in line)
-    return next(found, f"read its log, {log_path}")
+    return line, next(found, f"read its log, {log_path}")
 
 
 def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) -> Started:
@@ -149,9 +154,7 @@ def _import_vllm() -> tuple[Any, dict[str, type], bool]:
     except ImportError as error:
         if error.name not in {"vllm", "torch"}:
             raise
-        raise EngineStartError(
-            f"{error.name} is not installed", fix="pip install 'jupyter-detllm[cpu]'"
-        ) from None
+        raise EngineStartError(f"{error.name} is not installed", fix=installing("cpu")) from None
     return LLM, option_names(), bool(current_platform.is_cpu())
 
 

