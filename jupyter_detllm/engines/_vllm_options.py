@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +26,7 @@ __all__ = [
     "model_config",
     "option_names",
     "read_config",
+    "size_elsewhere",
     "vllm_size",
 ]
 
@@ -34,6 +37,7 @@ _OURS = {
     "seed": "%detllm --seed N",
     "skip_tokenizer_init": "leave it out: prompts are tokenized here",
 }
+_ASK_SECONDS = 180
 _DTYPE_BYTES = {"float32": 4, "float": 4}
 
 
@@ -90,6 +94,27 @@ def vllm_size(arguments: Mapping[str, object]) -> ModelSize:
         width = int(model.get_total_num_kv_heads()) * int(model.get_head_size())
         kv_bytes = 2 * int(model.get_total_num_hidden_layers()) * width * model.dtype.itemsize
     return ModelSize(int(model.max_model_len), kv_bytes)
+
+
+def size_elsewhere(arguments: Mapping[str, object]) -> ModelSize | None:
+    """Return what `vllm_size` does, asked in a process of its own; None where it fails.
+
+    For callers that do not import vLLM. Arguments that are none of an engine's are left out.
+    """
+    command = [sys.executable, "-P", "-m", __name__, json.dumps(arguments, default=str)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=True
+        )
+        return ModelSize(**json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, ValueError, TypeError, IndexError, subprocess.SubprocessError):
+        return None
+
+
+def _main(text: str) -> None:
+    names = option_names()
+    arguments = {name: value for name, value in json.loads(text).items() if name in names}
+    sys.stdout.write(f"\n{json.dumps(dataclasses.asdict(vllm_size(arguments)))}\n")
 
 
 def option_names() -> dict[str, type]:
@@ -278,3 +303,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
