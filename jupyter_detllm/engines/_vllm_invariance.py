@@ -112,7 +112,9 @@ class InForce:
         if not self._left or self._spec.sequential:
             return
         model = config()
-        seen = [Candidate(method, method.uncovered(model)) for method in self._left]
+        # The others could not be put in force any more: this engine is started for the first.
+        possible = [self._left[0], *(method for method in self._left[1:] if method.live)]
+        seen = [Candidate(method, method.uncovered(model)) for method in possible]
         if not any(item.usable for item in seen):
             raise InvarianceError(reasons_against(seen), fix="--level repeatable")
 
