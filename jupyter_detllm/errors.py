@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 __all__ = [
     "FROM_CLONE",
+    "UPGRADING",
     "CanonicalError",
     "ControlError",
     "DetLLMError",
@@ -40,6 +41,10 @@ def show_errors_through(redact: Callable[[str], str]) -> None:
 
 FROM_CLONE = "in a clone of the jupyter-detllm repository"
 """Where commands that install this package are run: no package index holds it."""
+
+
+UPGRADING = f"pip install -U . {FROM_CLONE} that is up to date"
+"""The command for what only a newer version of this package reads."""
 
 
 def installing(extra: str) -> str:
