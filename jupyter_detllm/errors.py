@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 __all__ = [
+    "FROM_CLONE",
+    "UPGRADING",
     "CanonicalError",
     "ControlError",
     "DetLLMError",
@@ -23,6 +25,7 @@ __all__ = [
     "RequestError",
     "StampError",
     "UsageError",
+    "installing",
     "show_errors_through",
 ]
 
@@ -34,6 +37,19 @@ def show_errors_through(redact: Callable[[str], str]) -> None:
     """Pass every message through `redact` from now on: messages end up in notebooks."""
     global _shown
     _shown = redact
+
+
+FROM_CLONE = "in a clone of the jupyter-detllm repository"
+"""Where commands that install this package are run: no package index holds it."""
+
+
+UPGRADING = f"pip install -U . {FROM_CLONE} that is up to date"
+"""The command for what only a newer version of this package reads."""
+
+
+def installing(extra: str) -> str:
+    """Return the command that installs this package with `extra`, as it works today."""
+    return f'pip install ".[{extra}]" {FROM_CLONE}'
 
 
 class DetLLMError(Exception):

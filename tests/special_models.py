@@ -1,8 +1,8 @@
-"""Small models made for tests: random Llamas, plain and quantised, and LoRA adapters.
+"""Small models made for tests: random Llamas, other architectures, and LoRA adapters.
 
 Weights are drawn with a fixed seed at the scale of trained ones, so that logits have a shape.
-The quantised ones are packed by hand, by rounding to nearest; the adapters are in the format
-of peft. The tokenizer is lent by the demo model.
+The quantised Llamas are packed by hand, by rounding to nearest; the adapters are in the format
+of peft. The Llamas' tokenizer is lent by the demo model, the others have one of 300 tokens.
 """
 
 from __future__ import annotations
@@ -13,11 +13,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PLAIN", "QUANTISED", "lora_adapter", "tiny_model"]
+__all__ = [
+    "ARCHITECTURES",
+    "PLAIN",
+    "QUANTISED",
+    "lora_adapter",
+    "tiny_architecture",
+    "tiny_model",
+]
 
 PLAIN = "plain"
 QUANTISED = ("awq", "gptq", "int8", "w4a16")
 
+ARCHITECTURES = ("gpt2", "bloom", "mamba", "mamba2", "opt")
+"""Their configs state the length as n_positions, seq_length, not at all (twice), and as usual."""
+
+LENGTH = 256
 _HIDDEN, _INTER, _LAYERS, _HEADS, _KV_HEADS = 256, 512, 2, 4, 2
 _GROUP = 128
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -50,6 +61,59 @@ def tiny_model(folder: Path, demo: Path, kind: str = PLAIN, *, seed: int = 0) ->
     tensors["model.norm.weight"] = torch.ones(_HIDDEN).bfloat16()
     save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors")
     return folder
+
+
+def tiny_architecture(folder: Path, kind: str, *, seed: int = 0) -> Path:
+    """Write a model of two layers of the architecture `kind`; return its folder."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    size = _write_tokenizer(folder)
+    torch.manual_seed(seed)
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    config = AutoConfig.for_model(kind, vocab_size=size, **ends, **_CONFIGS[kind])
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_positions": LENGTH, "n_embd": 64, "n_layer": 2, "n_head": 2},
+    "bloom": {"seq_length": LENGTH, "hidden_size": 64, "n_layer": 2, "n_head": 2},
+    "mamba": {"hidden_size": 64, "state_size": 8, "num_hidden_layers": 2},
+    "mamba2": {
+        "hidden_size": 64, "state_size": 16, "num_hidden_layers": 2,
+        "num_heads": 4, "head_dim": 32, "n_groups": 1,
+    },
+    "opt": {
+        "max_position_embeddings": LENGTH, "hidden_size": 64, "word_embed_proj_dim": 64,
+        "ffn_dim": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+    },
+}  # fmt: skip
+
+
+def _write_tokenizer(folder: Path) -> int:
+    """Write a tokenizer of bytes and a few pairs of them; return its number of tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<end>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["One river runs through two towns."] * 3, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast.save_pretrained(folder)
+    return int(tokenizer.get_vocab_size())
 
 
 def lora_adapter(folder: Path, *, rank: int = 8, seed: int = 1, hidden: int = _HIDDEN) -> Path:

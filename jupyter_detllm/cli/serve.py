@@ -97,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
         state = Path(folder)
         outer = free_place(args.host, args.port)
         plan = planned(args, state, outer)
+        if plan.notice:
+            notice(plan.notice)
         identity = model_identity(args.model)
         path, log = open_log()
         with log, started(plan, identity, log, path, state) as server:

@@ -39,7 +39,7 @@ from jupyter_detllm.probes.process import (
     usable_cpus,
 )
 
-__all__ = ["apply", "check_level", "kernel_environment", "observed_events"]
+__all__ = ["apply", "check_level", "kernel_environment", "observed_events", "take_back"]
 
 _RESTART = "restart the kernel and run `%detllm` first"
 _BEFORE_PYTHON = "run `jupyter detllm kernel install` once, and choose that kernel"
@@ -127,6 +127,14 @@ def apply(
     present = tuple(row for row in NO_EFFECT if row.name in process.environ)
     found = tuple(entry for entry in (*entries, *recorded) if entry is not None)
     return ControlReport(level, where, process.events, found, present)
+
+
+def take_back(names: Iterable[str]) -> None:
+    """Unset those variables of `names` that we set: what they were set for is given up."""
+    process = ProcessView(os.environ, None, sys.modules, frozenset())
+    for name in names:
+        if process.is_ours(name):
+            process.take_back(name)
 
 
 def _method_environ(platform: Platform) -> frozenset[str]:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from jupyter_detllm.core.canonical import Digest, Json, brief, digest_of, encode_value
 from jupyter_detllm.core.fields import Role, spec_of
-from jupyter_detllm.errors import StampError
+from jupyter_detllm.errors import UPGRADING, StampError
 
 __all__ = [
     "FINGERPRINT_SCHEMA",
@@ -123,7 +123,7 @@ class Fingerprint:
             raise StampError(
                 f"a fingerprint has schema {brief(schema)}",
                 expected=repr(FINGERPRINT_SCHEMA),
-                fix="pip install -U jupyter-detllm",
+                fix=UPGRADING,
             )
         roles = [_read_role(data, role) for role in Role]
         if sum(map(len, roles)) > MAX_FIELDS:

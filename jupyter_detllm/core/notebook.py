@@ -19,7 +19,7 @@ from jupyter_detllm.core.showing import still_shown
 from jupyter_detllm.core.stamp import Stamp, source_digest
 from jupyter_detllm.core.stamp_reader import SeenFingerprints, read_stamp
 from jupyter_detllm.core.verdict import Facts, Outcome, decide, facts_of
-from jupyter_detllm.errors import CanonicalError, NotebookError, StampError, UsageError
+from jupyter_detllm.errors import UPGRADING, CanonicalError, NotebookError, StampError, UsageError
 
 __all__ = [
     "CELL_SCHEMA",
@@ -113,7 +113,7 @@ def _schema_problems(meta: Mapping[str, Any], schema: str, where: str) -> list[s
     found = meta.get("schema", schema)
     if found == schema:
         return []
-    fix = "Try: pip install -U jupyter-detllm"
+    fix = f"Try: {UPGRADING}"
     return [f"the {where}'s metadata has schema {brief(found)}; expected {schema!r}. {fix}"]
 
 

@@ -23,7 +23,7 @@ from jupyter_detllm.core.notebook import (
     read_notebook,
 )
 from jupyter_detllm.core.stamp import STAMP_SCHEMA, Stamp, reference_json, source_digest
-from jupyter_detllm.errors import NotebookError
+from jupyter_detllm.errors import UPGRADING, NotebookError
 
 __all__ = ["Change", "ChangeKind", "Update", "promote", "strip"]
 
@@ -98,7 +98,7 @@ def _check_schema(notebook: JsonObject) -> None:
         raise NotebookError(
             f"the notebook's metadata has schema {brief(schema)}",
             expected=repr(NOTEBOOK_SCHEMA),
-            fix="pip install -U jupyter-detllm",
+            fix=UPGRADING,
         )
 
 

@@ -26,7 +26,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.reading import MAX_ITEMS, MAX_TEXT, Reader
 from jupyter_detllm.core.seeds import prompt_digest
 from jupyter_detllm.core.stamp import STAMP_SCHEMA, Call, ModelIdentity, Stamp, content_digest
-from jupyter_detllm.errors import CanonicalError, StampError
+from jupyter_detllm.errors import UPGRADING, CanonicalError, StampError
 
 __all__ = ["SeenFingerprints", "read_generation", "read_request", "read_stamp"]
 
@@ -101,7 +101,7 @@ def _check_schema(reader: Reader) -> None:
         raise StampError(
             f"{reader.where} has schema {shown}, written by another version",
             expected=repr(STAMP_SCHEMA),
-            fix="pip install -U jupyter-detllm",
+            fix=UPGRADING,
         )
     raise StampError(f"{reader.where} has schema {shown}", expected=repr(STAMP_SCHEMA))
 

@@ -17,7 +17,13 @@ from jupyter_detllm.engines._remote_answers import (
     reason,
     refusal,
 )
-from jupyter_detllm.errors import DetLLMError, EngineError, EngineStartError, RequestError
+from jupyter_detllm.errors import (
+    DetLLMError,
+    EngineError,
+    EngineStartError,
+    RequestError,
+    installing,
+)
 
 __all__ = ["Connection", "Patience"]
 
@@ -220,6 +226,6 @@ def _import_httpx() -> Any:
     except ImportError:
         raise EngineStartError(
             "httpx is not installed, and a server is spoken to with it",
-            fix="pip install 'jupyter-detllm[remote]'",
+            fix=installing("remote"),
         ) from None
     return httpx

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jupyter_detllm.controls.guard import take_back
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.errors import InvarianceError
-from jupyter_detllm.invariance import candidates
+from jupyter_detllm.invariance import candidates, first_choice, reasons_against
 from jupyter_detllm.invariance.base import Candidate, KernelCheck, Method, prepared
 from jupyter_detllm.invariance.host import this_host
 
 __all__ = ["InForce"]
 
-
-def _reasons(offered: Sequence[Candidate]) -> str:
-    """Return why each method is not for the engine, equal reasons once."""
-    names: dict[str, list[str]] = {}
-    for item in offered:
-        if item.refusal:
-            names.setdefault(item.refusal, []).append(item.method.name)
-    return "; ".join(f"{', '.join(some)}: {why}" for why, some in names.items())
+_READ_EACH_STEP = frozenset({"VLLM_CPU_ATTN_SPLIT_KV"})
+"""Variables of methods that vLLM reads in every step: taking them back takes effect."""
 
 
 class InForce:
@@ -33,6 +28,13 @@ class InForce:
     spec
         Level and options decide which methods are tried, in which order.
 
+    Attributes
+    ----------
+    level
+        The level that the engine computes at: the spec's, or its fallback.
+    reason
+        Why the methods before the one in force were passed over, as a clause.
+
     Raises
     ------
     InvarianceError
@@ -40,11 +42,18 @@ class InForce:
     """
 
     def __init__(self, spec: EngineSpec) -> None:
+        self.level = spec.level
+        self.reason = ""
+        self._spec = spec
         self._left: list[Method] = []
+        self._plain = True
+        self._environ: Mapping[str, str] = {}
         self._stack = contextlib.ExitStack()
         if spec.level is not Level.INVARIANT:
             return
-        offered = candidates(this_host(spec.options))
+        host = this_host(spec.options)
+        offered = candidates(host)
+        self._environ = first_choice(host).environ()  # what the controls have set
         self._left = [
             item.method
             for item in offered
@@ -52,9 +61,11 @@ class InForce:
         ]
         if not self._left:
             raise InvarianceError(
-                f"no method of batch invariance is for this engine ({_reasons(offered)})",
+                f"no method of batch invariance is for this engine ({reasons_against(offered)})",
                 fix="--level invariant (one sequence at a time), or --level repeatable",
             )
+        if self.sequential:
+            self.reason = reasons_against(offered, nearest=True)
 
     @property
     def name(self) -> str:
@@ -66,9 +77,46 @@ class InForce:
         """Whether completions run one by one."""
         return bool(self._left) and self._left[0].sequential
 
-    def arguments(self, chosen: Mapping[str, object]) -> dict[str, object]:
-        """Return the engine options that the method needs."""
-        return self._left[0].arguments(chosen) if self._left else {}
+    @property
+    def shortfall(self) -> str:
+        """Why the level is lower than was asked for, or held one by one; "" where neither is."""
+        return self.reason if self.sequential or self.level is not self._spec.level else ""
+
+    def arguments(
+        self, arguments: Mapping[str, object], chosen: Mapping[str, object]
+    ) -> dict[str, object]:
+        """Return `arguments` with the engine options that the method needs.
+
+        `chosen` are the options that the user named.
+        """
+        needed = self._left[0].arguments(chosen) if self._left else {}
+        out = {**arguments, **needed}
+        self._plain = out == dict(arguments)
+        return out
+
+    def look_at(self, config: Callable[[], Any]) -> None:
+        """Refuse a model that no method is for, before its weights are loaded.
+
+        Where one sequence at a time will do, nothing is refused.
+
+        Parameters
+        ----------
+        config
+            Returns the `vllm.config.ModelConfig`.
+
+        Raises
+        ------
+        InvarianceError
+            When no method is left.
+        """
+        if not self._left or self._spec.sequential:
+            return
+        model = config()
+        # The others could not be put in force any more: this engine is started for the first.
+        possible = [self._left[0], *(method for method in self._left[1:] if method.live)]
+        seen = [Candidate(method, method.uncovered(model)) for method in possible]
+        if not any(item.usable for item in seen):
+            raise InvarianceError(reasons_against(seen), fix="--level repeatable")
 
     @contextlib.contextmanager
     def around_start(self) -> Iterator[None]:
@@ -81,16 +129,17 @@ class InForce:
         InvarianceError
             When no method is left.
         """
-        failed: list[str] = []
+        failed: list[Candidate] = []
         while self._left:
             try:
                 self._stack.enter_context(prepared(self._left[0]))
                 break
             except InvarianceError as error:
-                failed.append(error.what)
-                self._left.pop(0)
+                method = self._left.pop(0)
+                failed.append(Candidate(method, _why(method, error)))
+        self._note(failed)
         if failed and not self._left:
-            raise InvarianceError("; ".join(failed), fix="--level repeatable")
+            raise InvarianceError(self.reason, fix="--level repeatable")
         try:
             yield
         except BaseException:
@@ -98,23 +147,31 @@ class InForce:
             raise
 
     def install(self, llm: Any) -> None:
-        """Put the method in force, or the next that can be.
+        """Put the method in force, or the next that can be, or go on at the fallback.
 
         Raises
         ------
         InvarianceError
-            When none can.
+            When none can, and the engine cannot go on without.
         """
-        failed: list[str] = []
+        failed: list[Candidate] = []
         while self._left:
+            method = self._left[0]
             try:
-                self._left[0].install(llm)
-                return
+                method.install(llm)
+                break
             except InvarianceError as error:
-                failed.append(error.what)
-                self._left = [method for method in self._left[1:] if method.live]
+                failed.append(Candidate(method, _why(method, error)))
+                self._left = [other for other in self._left[1:] if other.live]
+        self._note(failed)
+        level = self._spec.fallback
+        if not failed or self._left or (level and self.lower(llm, level, self.reason)):
+            return
+        raise InvarianceError(self.reason, fix="--level repeatable")
+
+    def _note(self, failed: Sequence[Candidate]) -> None:
         if failed:
-            raise InvarianceError("; ".join(failed), fix="--level repeatable")
+            self.reason = "; ".join(filter(None, (self.reason, reasons_against(failed))))
 
     def check_kernels(
         self, llm: Any, *, tokens: int, sequences: int, step_tokens: int, seconds: float
@@ -131,11 +188,43 @@ class InForce:
         following = [method for method in self._left[1:] if method.live]
         if not following:
             return ""
+        self._note([Candidate(self._left[0], "its self-test did not hold")])
         self._left[0].uninstall(llm)
         self._left = following
         self.install(llm)
         return self.name
 
+    def lower(self, llm: Any, level: Level, why: str) -> bool:
+        """Go on at `level` with no method in force; False where that takes another engine.
+
+        It does where a method's engine options or variables are not those of `level`, and
+        cannot be taken back while the engine runs.
+        """
+        from vllm import envs
+
+        frozen = getattr(envs, "disable_envs_cache", None), getattr(envs, "enable_envs_cache", None)
+        here = getattr(llm.llm_engine.engine_core, "engine_core", None) is not None
+        back = self._plain and here and set(self._environ) <= _READ_EACH_STEP
+        if not back or not all(map(callable, frozen)) or any(not m.live for m in self._left):
+            return False
+        for method in self._left[:1]:
+            method.uninstall(llm)
+        self._left = []
+        take_back(self._environ)
+        envs.disable_envs_cache()
+        envs.enable_envs_cache()
+        llm.reset_prefix_cache()  # what a self-test left: an engine of that level has none
+        self.level, self.reason = level, why
+        return True
+
     def close(self) -> None:
         """Take back what was patched before the start."""
         self._stack.close()
+
+
+def _why(method: Method, error: InvarianceError) -> str:
+    """Return what a method says against itself, without its name, which is added later."""
+    text = error.what
+    for prefix in (f"{method.name} is not in force: ", f"{method.name}: ", f"{method.name} "):
+        text = text.removeprefix(prefix)
+    return text

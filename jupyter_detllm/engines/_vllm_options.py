@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,16 @@ from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.errors import UsageError
 
 __all__ = [
+    "ModelSize",
     "check_options",
     "engine_arguments",
     "engine_seed",
     "kv_bytes_per_token",
+    "model_config",
     "option_names",
     "read_config",
+    "size_elsewhere",
+    "vllm_size",
 ]
 
 DEFAULT_MAX_MODEL_LEN = 8192
@@ -30,7 +37,84 @@ _OURS = {
     "seed": "%detllm --seed N",
     "skip_tokenizer_init": "leave it out: prompts are tokenized here",
 }
+_ASK_SECONDS = 180
 _DTYPE_BYTES = {"float32": 4, "float": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What an engine's cache is sized by.
+
+    Attributes
+    ----------
+    length
+        The longest sequence in tokens.
+    kv_bytes
+        Bytes of keys and values of one token; 0 for a model without attention, and where
+        they are not known.
+    """
+
+    length: int
+    kv_bytes: int
+
+
+def model_config(arguments: Mapping[str, object]) -> Any:
+    """Return vLLM's own config of the model that `vllm.LLM` would load; no weights are read.
+
+    vLLM looks at the model's class in a process of its own the first time, which takes
+    seconds, and keeps what it found.
+
+    Raises
+    ------
+    Exception
+        Whatever vLLM raises for a model it cannot run.
+    """
+    from vllm import EngineArgs
+
+    fields: dict[str, Any] = dict(arguments)
+    return EngineArgs(**fields).create_model_config()
+
+
+def vllm_size(arguments: Mapping[str, object]) -> ModelSize:
+    """Return the size of a model as vLLM itself reads it from the model's config.
+
+    Parameters
+    ----------
+    arguments
+        Those of `vllm.LLM`, the model among them.
+
+    Raises
+    ------
+    Exception
+        As `model_config` does.
+    """
+    model = model_config(arguments)
+    kv_bytes = 0
+    if not model.is_attention_free:
+        width = int(model.get_total_num_kv_heads()) * int(model.get_head_size())
+        kv_bytes = 2 * int(model.get_total_num_hidden_layers()) * width * model.dtype.itemsize
+    return ModelSize(int(model.max_model_len), kv_bytes)
+
+
+def size_elsewhere(arguments: Mapping[str, object]) -> ModelSize | None:
+    """Return what `vllm_size` does, asked in a process of its own; None where it fails.
+
+    For callers that do not import vLLM. Arguments that are none of an engine's are left out.
+    """
+    command = [sys.executable, "-P", "-m", __name__, json.dumps(arguments, default=str)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=True
+        )
+        return ModelSize(**json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, ValueError, TypeError, IndexError, subprocess.SubprocessError):
+        return None
+
+
+def _main(text: str) -> None:
+    names = option_names()
+    arguments = {name: value for name, value in json.loads(text).items() if name in names}
+    sys.stdout.write(f"\n{json.dumps(dataclasses.asdict(vllm_size(arguments)))}\n")
 
 
 def option_names() -> dict[str, type]:
@@ -113,6 +197,7 @@ def engine_arguments(
     revision: str | None = None,
     cpu: bool,
     config: Mapping[str, Any] | None = None,
+    ask: Callable[[Mapping[str, object]], ModelSize | None] | None = None,
 ) -> dict[str, object]:
     """Return the arguments of `vllm.LLM`.
 
@@ -126,8 +211,12 @@ def engine_arguments(
         What vLLM loads, and whether it computes on CPU.
     config
         The model's config.json, where it is at hand, to size length and KV cache.
+    ask
+        Returns the size of a model whose config.json does not state it, given the other
+        arguments (`vllm_size`). Without an answer vLLM sizes what is not stated; on CPU it
+        then wants most of the memory.
 
-    Raises `UsageError` as `check_options` does.
+    Raises `UsageError` as `check_options` does, and what `ask` raises.
     """
     chosen = check_options(spec.options, names)
     arguments: dict[str, object] = {
@@ -137,45 +226,51 @@ def engine_arguments(
     arguments["use_tqdm_on_load"] = False  # its bar is a widget in a notebook
     if spec.level is not Level.SEEDED:
         arguments |= {"enable_prefix_caching": False, "async_scheduling": False}
-    if cpu:
-        arguments |= _cpu_arguments(config or {}, chosen)
     arguments = {name: value for name, value in arguments.items() if value is not None}
+    if cpu:
+        arguments["enforce_eager"] = True
+        size = _stated_size(config or {}, chosen)
+        if ask is not None and not (size and size.kv_bytes):
+            known = {n: value for n, value in {**arguments, **chosen}.items() if n in names}
+            asked = ask({**known, "model": model})
+            size = replace(asked, length=size.length) if size and asked else asked or size
+        if size is not None:
+            arguments |= _cpu_sizes(size, chosen)
     merged = {name: value for name, value in {**arguments, **chosen}.items() if name in names}
     # vLLM's own statistics cost a little in every step: for those who ask for them.
     merged.setdefault("disable_log_stats", True)
     return {**merged, "model": model, "seed": engine_seed(spec.seed)}
 
 
-def _cpu_arguments(config: Mapping[str, Any], chosen: Mapping[str, object]) -> dict[str, object]:
-    """Return what CPU engines get unless the user says otherwise.
+def _cpu_sizes(size: ModelSize, chosen: Mapping[str, object]) -> dict[str, object]:
+    """Return the sizes that CPU engines get unless the user says otherwise.
 
     vLLM cannot cut a seeded prefill into chunks here ("CPU Generator does not use
     offset"), so prompts are prefilled whole and a step takes the longest sequence. An
     explicit KV cache makes the number of blocks independent of free memory.
     """
-    length = _max_model_len(config, chosen)
-    arguments: dict[str, object] = {"enforce_eager": True}
-    if length is None:
-        # Nothing is known of the model's length: vLLM then sizes budget and cache.
-        return arguments
-    arguments["max_model_len"] = length
-    arguments["kv_cache_memory_bytes"] = max(
-        GIB, _round_up(length * kv_bytes_per_token(config, chosen) * 5 // 4)
-    )
+    length = _given_length(chosen) or min(size.length, DEFAULT_MAX_MODEL_LEN)
+    sizes: dict[str, object] = {
+        "max_model_len": length,
+        "kv_cache_memory_bytes": max(GIB, _round_up(length * size.kv_bytes * 5 // 4)),
+    }
     if not chosen.get("enable_chunked_prefill"):
-        arguments["enable_chunked_prefill"] = False
-        arguments["max_num_batched_tokens"] = max(length, 4096)
-    return arguments
+        sizes["enable_chunked_prefill"] = False
+        sizes["max_num_batched_tokens"] = max(length, 4096)
+    return sizes
 
 
-def _max_model_len(config: Mapping[str, Any], chosen: Mapping[str, object]) -> int | None:
+def _given_length(chosen: Mapping[str, object]) -> int | None:
     given = chosen.get("max_model_len")
-    if isinstance(given, int) and given > 0:
-        return given
-    longest = _text_config(config).get("max_position_embeddings")
+    return given if isinstance(given, int) and given > 0 else None
+
+
+def _stated_size(config: Mapping[str, Any], chosen: Mapping[str, object]) -> ModelSize | None:
+    """Return what config.json states in the usual names; None where that is no length."""
+    longest = _given_length(chosen) or _text_config(config).get("max_position_embeddings")
     if not isinstance(longest, int) or longest <= 0:
         return None
-    return min(longest, DEFAULT_MAX_MODEL_LEN)
+    return ModelSize(longest, kv_bytes_per_token(config, chosen))
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -208,3 +303,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

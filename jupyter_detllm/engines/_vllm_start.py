@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,16 +23,19 @@ from jupyter_detllm.engines._vllm_logs import (
 from jupyter_detllm.engines._vllm_options import (
     check_options,
     engine_arguments,
+    model_config,
     option_names,
     read_config,
+    vllm_size,
 )
 from jupyter_detllm.engines._vllm_process import TorchState, process_kept
 from jupyter_detllm.engines._vllm_ranks import Ranks, no_orphans
 from jupyter_detllm.engines.base import EngineSpec
-from jupyter_detllm.errors import DetLLMError, EngineStartError
+from jupyter_detllm.errors import DetLLMError, EngineStartError, installing
 from jupyter_detllm.models import ResolvedModel
+from jupyter_detllm.probes.vision import REMOVE_VISION, misfit_here
 
-__all__ = ["Started", "start_llm"]
+__all__ = ["Started", "start_llm", "unpack_convolutions"]
 
 Report = Callable[[str], None]
 
@@ -95,7 +99,8 @@ def start_llm(
             raise
         # Past the handler the error is gone, and with it the frames that hold a model.
         forget_distributed()
-    raise EngineStartError(f"vLLM did not start: {line}", fix=_way_out(line, log_path))
+    cause, fix = _explained(line, log_path)
+    raise EngineStartError(f"vLLM did not start: {cause}", fix=fix)
 
 
 _WAYS_OUT = {
@@ -105,10 +110,13 @@ _WAYS_OUT = {
 }
 
 
-def _way_out(line: str, log_path: Path) -> str:
-    """Return what mends a known cause, else where to read more."""
+def _explained(line: str, log_path: Path) -> tuple[str, str]:
+    """Return the cause and what fixes it, where that is known; else where to read more."""
+    if "torchvision" in line:
+        why = misfit_here() or "torchvision cannot be imported beside this torch"
+        return f"{why} ({line})", f"{REMOVE_VISION}, then restart the kernel"
     found = (way for words, way in _WAYS_OUT.items() if words in line)
-    return next(found, f"read its log, {log_path}")
+    return line, next(found, f"read its log, {log_path}")
 
 
 def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) -> Started:
@@ -116,24 +124,42 @@ def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) 
     report("importing vLLM")
     llm_class, names, cpu = _import_vllm()
     rebind_logger(log)
-    arguments = engine_arguments(
-        spec,
-        names,
-        model=model.path_or_id,
-        revision=model.revision,
-        cpu=cpu,
-        config=_config(model),
-    )
     report(f"starting the engine with {model.display}")
     with invariance.around_start(), process_kept(), _stages(report), _no_download_bars():
-        arguments |= invariance.arguments(check_options(spec.options, names))
+        arguments = engine_arguments(
+            spec,
+            names,
+            model=model.path_or_id,
+            revision=model.revision,
+            cpu=cpu,
+            config=_config(model),
+            ask=vllm_size,
+        )
+        arguments = invariance.arguments(arguments, check_options(spec.options, names))
+        invariance.look_at(partial(model_config, arguments))
         choose_start_method()
         with no_orphans():
             llm = llm_class(**arguments)
             rebind_logger(log)
+            if cpu and getattr(llm.llm_engine.engine_core, "engine_core", None) is not None:
+                llm.apply_model(unpack_convolutions)
             invariance.install(llm)
             ranks = Ranks(llm)
         return Started(llm, TorchState.current(), _compile_cache(llm), invariance, ranks)
+
+
+def unpack_convolutions(model: Any) -> None:
+    """Give Mamba's convolutions the weights back that vLLM 0.32 packs on CPU.
+
+    Where the processor has AVX512_BF16 it packs them for kernels that Mamba's mixer does not
+    call: that reads three dimensions, and fails at the first generation. Of the weights as
+    they were vLLM keeps a copy.
+    """
+    for module in model.modules():
+        layer = getattr(module, "conv1d", None)
+        plain = getattr(layer, "_cpu_unpacked_conv_weight", None)
+        if type(module).__name__ == "MambaMixer" and layer is not None and plain is not None:
+            layer.weight.data = plain.unsqueeze(1)
 
 
 def _import_vllm() -> tuple[Any, dict[str, type], bool]:
@@ -144,9 +170,7 @@ def _import_vllm() -> tuple[Any, dict[str, type], bool]:
     except ImportError as error:
         if error.name not in {"vllm", "torch"}:
             raise
-        raise EngineStartError(
-            f"{error.name} is not installed", fix="pip install 'jupyter-detllm[cpu]'"
-        ) from None
+        raise EngineStartError(f"{error.name} is not installed", fix=installing("cpu")) from None
     return LLM, option_names(), bool(current_platform.is_cpu())
 
 

@@ -11,7 +11,7 @@ from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.timing import Timings
-from jupyter_detllm.errors import UsageError
+from jupyter_detllm.errors import UsageError, installing
 
 if TYPE_CHECKING:
     from jupyter_detllm.invariance.base import KernelCheck
@@ -23,7 +23,11 @@ __all__ = [
     "EngineSpec",
     "GenerationResult",
     "Invariant",
+<<<<<<< HEAD
     "KernelChecked",
+=======
+    "Lowerable",
+>>>>>>> models
     "Progress",
     "ProgressCallback",
     "RunStats",
@@ -65,6 +69,8 @@ class EngineSpec:
         Root seed of the session.
     sequential
         Whether one sequence at a time will do for the level `invariant`.
+    fallback
+        The level to go on at where `invariant` does not hold; None insists on it.
     """
 
     model: str
@@ -72,6 +78,7 @@ class EngineSpec:
     options: Mapping[str, FieldValue] = field(default_factory=dict)
     seed: int = 0
     sequential: bool = True
+    fallback: Level | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +216,7 @@ class Invariant(Engine, Protocol):
 
 
 @runtime_checkable
+<<<<<<< HEAD
 class KernelChecked(Invariant, Protocol):
     """What an engine offers besides whose kernels can be called by themselves."""
 
@@ -229,6 +237,22 @@ class KernelChecked(Invariant, Protocol):
         EngineError
             When the engine fails.
         """
+=======
+class Lowerable(Invariant, Protocol):
+    """What an engine offers besides that can go on at a lower level without a restart.
+
+    Attributes
+    ----------
+    shortfall
+        Why it computes at a lower level than was asked for, or one sequence at a time, as a
+        clause; "" where it does neither.
+    """
+
+    shortfall: str
+
+    def lower(self, level: Level, why: str) -> bool:
+        """Go on at `level`, as an engine that was started for it; False where that cannot be."""
+>>>>>>> models
         ...
 
 
@@ -302,5 +326,5 @@ def load_engine(name: str) -> Callable[..., Engine]:
     raise UsageError(
         f"there is no engine {name!r}",
         expected=", ".join(engine_names()) or "an installed engine",
-        fix="pip install 'jupyter-detllm[cpu]'",
+        fix=installing("cpu"),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,7 @@ class FakeEngine:
         self._tokenizer = Tokenizer(self._shift, options.chat_template)
         self.self_test: object = None
         self._breaking = Breaking(options.broken_invariance, spec.level, spec.sequential)
+        self.shortfall = ""
         self._seen: set[Digest] = set()
         self._alive = True
         self._log("started")
@@ -139,7 +141,19 @@ class FakeEngine:
 
     def fall_back(self) -> str:
         """Take the next method; return its name, "" when there is none left."""
-        return self._breaking.fall_back()
+        failed, name = self.method, self._breaking.fall_back()
+        if name:
+            self.shortfall = f"{failed}: its self-test did not hold"
+        return name
+
+    def lower(self, level: Level, why: str) -> bool:
+        """Go on at `level` without a method."""
+        self.spec = replace(self.spec, level=level)
+        self._breaking = Breaking(self._options.broken_invariance, level, self.spec.sequential)
+        self._seen = set()
+        self.shortfall = why
+        self._log(f"going on at the level {level}")
+        return True
 
     def check_kernels(
         self, *, tokens: int, sequences: int, step_tokens: int, seconds: float

@@ -97,7 +97,6 @@ class VLLMOfflineEngine:
         log_path: Path | None = None,
     ) -> None:
         report = progress or _silent
-        self.spec = spec
         self._broken = ""
         self._resolved = resolve_model(
             spec.model, progress=lambda stage, done: report(f"{stage} {done:.0%}")
@@ -111,6 +110,7 @@ class VLLMOfflineEngine:
         self._torch_state = started.torch_state
         self._compile_cache = started.compile_cache
         self._invariance = started.invariance
+        self.spec = replace(spec, level=started.invariance.level)
         self.self_test: object = None
         self._tokenizer: Any = self._llm.get_tokenizer()
         self._detokenizer = Detokenizer(self._tokenizer)
@@ -295,6 +295,19 @@ class VLLMOfflineEngine:
         self._check_usable()
         with OutputCapture(self._log):
             return self._invariance.fall_back(self._llm)
+
+    @property
+    def shortfall(self) -> str:
+        """Why the level is lower than was asked for, or held one by one; "" where neither is."""
+        return self._invariance.shortfall
+
+    def lower(self, level: Level, why: str) -> bool:
+        """Go on at `level` without a method; False where that takes another engine."""
+        self._check_usable()
+        with OutputCapture(self._log):
+            done = self._invariance.lower(self._llm, level, why)
+        self.spec = replace(self.spec, level=self._invariance.level)
+        return done
 
     def shutdown(self) -> ShutdownReport:
         """Stop vLLM and free what can be freed; a second call does nothing."""

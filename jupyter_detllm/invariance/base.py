@@ -120,10 +120,10 @@ class KernelCheck:
 class Method:
     """One way to make an engine batch-invariant; a subclass overrides what it needs.
 
-    The order of calls: `refusal`, `arguments`, `before_start` (entered), `LLM(...)`,
-    `install`, `check_kernels`; at the end `uninstall`, and `before_start` is left. Every
-    hook that is looked for and not found raises `InvarianceError`: the method is then not
-    in force.
+    The order of calls: `refusal`, `before_start` (entered), `arguments`, `uncovered`,
+    `LLM(...)`, `install`, `check_kernels`; at the end `uninstall`, and `before_start` is
+    left. Every hook that is looked for and not found raises `InvarianceError`: the method is
+    then not in force.
 
     Attributes
     ----------
@@ -154,6 +154,19 @@ class Method:
     def refusal(self, host: Host) -> str:
         """Return why the method is not for `host`, as a clause; "" when it may be tried."""
         raise NotImplementedError
+
+    def uncovered(self, model: Any) -> str:
+        """Return why it is not for a model, by vLLM's config of it; "" when it may be tried.
+
+        Asked before the weights are loaded. What only the loaded modules show is left to
+        `install`.
+
+        Parameters
+        ----------
+        model
+            The `vllm.config.ModelConfig`.
+        """
+        return ""
 
     def environ(self) -> Mapping[str, str]:
         """Return the variables it needs; each is a row of ENV_CONTROLS with that value.

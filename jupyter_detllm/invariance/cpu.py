@@ -45,6 +45,7 @@ _HOOK = "cpu_linear"
 _OWN = "_detllm_cpu_linear"
 _SPLIT_KV = "VLLM_CPU_ATTN_SPLIT_KV"
 _PLAIN = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
+_TABLE = "torch.nn.modules.sparse"
 _NOT_WITH = ("quantization", "enable_lora", "speculative_config")
 _BUILDER = "CPUAttentionMetadataBuilder"
 _MEASURE_VERSION = 1
@@ -241,11 +242,11 @@ def _uncovered(module: Any) -> str:
     if method not in {"NoneType", *_PLAIN}:
         return f"computes with {method}"
     kind = type(module)
-    if kind.__name__ == "Embedding" and kind.__module__.startswith("torch.nn"):
-        return ""  # a look-up of rows
-    if any(p.ndim > 1 for p in module.parameters(recurse=False)):
-        return f"({kind.__name__}) does not call {_HOOK}"
-    return ""
+    weights = [p for p in module.parameters(recurse=False) if p.ndim > 1]
+    if any(base.__name__ == "Embedding" and base.__module__ == _TABLE for base in kind.__mro__):
+        # A look-up of rows, also in a subclass (OPT's positions) that adds no other weight.
+        weights = [p for p in weights if p is not getattr(module, "weight", None)]
+    return f"({kind.__name__}) does not call {_HOOK}" if weights else ""
 
 
 def _group_of(shape: _Shape, call: Callable[[Any], Any]) -> RowGroup | None:

@@ -96,13 +96,21 @@ class HopperOneKernel(Method):
         finally:
             patch.undo()
 
+    def uncovered(self, model: Any) -> str:
+        """Return why not for quantised models and mixtures of experts."""
+        found = {
+            "a quantised model": bool(model.quantization),
+            "a mixture of experts": bool(getattr(model, "is_moe", False)),
+        }
+        return next((f"it is not proven for {what}" for what, is_so in found.items() if is_so), "")
+
     def install(self, llm: Any) -> None:
         """Make sure that the engine, in each of its ranks, is what was asked for."""
         config = llm.llm_engine.vllm_config
+        if why := self.uncovered(config.model_config):
+            raise InvarianceError(f"{self.name}: {why}")
         sizes = getattr(config.compilation_config, _SIZES, None) or [0]
         found = {
-            "a quantised model": bool(config.model_config.quantization),
-            "a mixture of experts": bool(getattr(config.model_config, "is_moe", False)),
             "an attention backend other than FLASH_ATTN": _backend(config) != "FLASH_ATTN",
             f"CUDA graphs of fewer than {MIN_ROWS} rows": min(sizes) < MIN_ROWS,
             "a fused sum over ranks": rank_count(llm) > 1 and _fused(config.compilation_config),

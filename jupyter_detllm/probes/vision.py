@@ -1,13 +1,64 @@
-"""What torch and torchvision were built for, read from their files without an import."""
+"""Whether torchvision fits torch, read from their files without an import.
+
+vLLM requires torchvision, and pip takes the index's build for CUDA beside a torch for the
+CPU. `transformers` then fails at import.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jupyter_detllm.probes.distributions import build_values, distributions
+from jupyter_detllm.probes.distributions import build_values, dist_version, distributions
 
-__all__ = ["build_kinds", "requirements_of"]
+__all__ = ["REMOVE_VISION", "build_kinds", "misfit", "misfit_here", "requirements_of"]
+
+REMOVE_VISION = "pip uninstall -y torchvision torchaudio torchcodec"
+"""Text models need none of them."""
+
+
+def misfit(
+    vision: str | None, torch: str | None, requires: Sequence[str], builds: Mapping[str, str]
+) -> str:
+    """Return why torchvision cannot be imported beside torch; "" where nothing says so.
+
+    Parameters
+    ----------
+    vision, torch
+        Their versions; None for what is not installed.
+    requires
+        The requirements of torchvision (`requirements_of`).
+    builds
+        What they were built for (`build_kinds`).
+    """
+    if vision is None:
+        return ""
+    if torch is None:
+        return f"torchvision {vision} is installed without torch"
+    wanted = next(filter(None, map(_required_torch, requires)), None)
+    if wanted is not None and wanted != torch.partition("+")[0]:
+        return f"torchvision {vision} was built for torch {wanted}, and torch is {torch}"
+    # A CPU build beside a CUDA torch can be imported; the other way round it cannot.
+    if (builds.get("torchvision"), builds.get("torch")) == ("cuda", "cpu"):
+        return "torchvision is built for cuda, torch for cpu"
+    return ""
+
+
+def misfit_here() -> str:
+    """Return the `misfit` of what is installed here."""
+    vision, torch = dist_version("torchvision"), dist_version("torch")
+    return misfit(
+        vision and vision[1],
+        torch and torch[1],
+        requirements_of("torchvision"),
+        build_kinds(),
+    )
+
+
+def _required_torch(requirement: str) -> str | None:
+    found = re.match(r"torch\s*\(?==\s*([\w.]+)", requirement)
+    return found[1] if found else None
 
 
 def build_kinds() -> dict[str, str]:

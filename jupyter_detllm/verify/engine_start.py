@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
-from jupyter_detllm.engines.base import Elsewhere, Engine, EngineSpec, load_engine
+from jupyter_detllm.engines.base import Elsewhere, Engine, EngineSpec, Lowerable, load_engine
 from jupyter_detllm.engines.ranks import ranks_of
-from jupyter_detllm.errors import ControlError
+from jupyter_detllm.errors import ControlError, InvarianceError
 
 if TYPE_CHECKING:
     from jupyter_detllm.controls.report import ControlReport
@@ -116,6 +116,9 @@ def start_engine(
 ) -> Engine:
     """Start engine `name`; the user's random streams stay as they are.
 
+    The level it computes at is ``engine.spec.level``: where `invariant` does not hold it goes
+    on at the spec's fallback, if it can without a restart, and its `shortfall` says why.
+
     Parameters
     ----------
     name, spec
@@ -135,7 +138,7 @@ def start_engine(
     EngineStartError
         When it does not start.
     InvarianceError
-        When the level `invariant` does not hold.
+        When the level `invariant` does not hold, and the engine does not go on at another.
     """
     from jupyter_detllm.controls.seeding import seed_pending
     from jupyter_detllm.controls.streams import preserved_streams
@@ -150,7 +153,7 @@ def start_engine(
             expected=", ".join(engine.capabilities.levels),
             fix=f"%detllm --level {engine.capabilities.levels[-1]}",
         )
-    if prove and spec.level is Level.INVARIANT:
+    if prove and engine.spec.level is Level.INVARIANT:
         _prove(engine, controls, progress)
     return engine
 
@@ -161,7 +164,12 @@ def _prove(
     from jupyter_detllm.verify.level_proof import prove
 
     try:
-        prove(engine, lambda: environment_fingerprint(controls, engine), progress=progress)
+        try:
+            prove(engine, lambda: environment_fingerprint(controls, engine), progress=progress)
+        except InvarianceError as error:
+            level = engine.spec.fallback
+            if not (level and isinstance(engine, Lowerable) and engine.lower(level, error.what)):
+                raise
     except BaseException:
         engine.shutdown()
         raise

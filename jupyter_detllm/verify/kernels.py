@@ -13,7 +13,7 @@ from typing import Any
 
 from jupyter_detllm.core.notebook import JsonObject
 from jupyter_detllm.core.redact import redact_text
-from jupyter_detllm.errors import ExecutionError
+from jupyter_detllm.errors import ExecutionError, installing
 
 __all__ = [
     "check_language",
@@ -27,7 +27,7 @@ __all__ = [
 
 _OWN = "detllm-this-python"
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
-_INSTALL = "pip install 'jupyter-detllm[verify]'"
+_INSTALL = installing("verify")
 
 
 def quiet_logger() -> logging.Logger:

@@ -133,11 +133,12 @@ def _heading(session: Session) -> str:
 def _self_test(session: Session) -> tuple[str, ...]:
     """Return the method and what was found, then one line per composition."""
     test = getattr(session.engine, "self_test", None)
+    notice = (session.notice,) if session.notice else ()
     if test is None:
-        return (_text(session.notice),) if session.notice else ()
+        return tuple(map(_text, notice))
     method = getattr(session.engine, "method", "")
     rows = [_composition(row) for row in getattr(test, "rows", ())]
-    return tuple(_text(line) for line in (f"{method}: {test}", *rows))
+    return tuple(_text(line) for line in (f"{method}: {test}", *notice, *rows))
 
 
 def _composition(row: Row) -> str:

@@ -189,7 +189,7 @@ def instructions(text: str) -> list[str]:
 def test_a_dockerfile_sets_controls_before_anything_runs_and_seeds_nothing(fields: Any) -> None:
     lines = instructions(FORMATS["dockerfile"](environment(fields)))
     verbs = [line.split()[0] for line in lines]
-    assert verbs == ["FROM", "ENV", "RUN", "RUN", "ARG", "RUN"]
+    assert verbs == ["FROM", "ENV", "RUN", "RUN", "COPY", "ARG", "RUN"]
     assert lines[0] == f"FROM python:{fields['software.python']}-slim"
     runs = [line for line in lines if line.startswith("RUN")]
     names = {row.name for row in ENV_CONTROLS}
@@ -202,10 +202,16 @@ def test_a_dockerfile_sets_controls_before_anything_runs_and_seeds_nothing(field
 
 def test_a_dockerfile_of_a_whole_list_asks_no_resolver() -> None:
     whole = FORMATS["dockerfile"](environment(packages=PACKAGES))
-    assert whole.count("--no-deps") == 2
-    assert "ARG DETLLM=jupyter-detllm==0.1.0" in whole
+    assert "\n".join(codes(whole)).count("--no-deps") == 2
+    own = whole.splitlines()[-6:]
+    assert own[0].startswith("# jupyter-detllm==0.1.0: no package index holds it")
+    assert own[3:] == [
+        "COPY jupyter_detllm-*.whl /tmp/",
+        "ARG DETLLM=/tmp/jupyter_detllm-*.whl",
+        "RUN python -m pip install --no-cache-dir --no-deps ${DETLLM}",
+    ]
     assert "'zstandard==1!0.23.post1'" in whole
-    assert "--no-deps" not in FORMATS["dockerfile"](environment())
+    assert not any("--no-deps" in line for line in codes(FORMATS["dockerfile"](environment())))
 
 
 def test_a_shell_takes_the_env_file(tmp_path: Path) -> None:

@@ -205,6 +205,37 @@ def covered() -> Model:
     )
 
 
+class Embedding(Layer):
+    """As `torch.nn.Embedding` is seen; `more` is a weight of a subclass's own."""
+
+    __module__ = "torch.nn.modules.sparse"
+
+    def __init__(self, *, more: bool = False) -> None:
+        super().__init__()
+        self.weight = Parameter(ndim=2)
+        self.more = [Parameter(ndim=2)] if more else []
+
+    def parameters(self, recurse: bool) -> list[Parameter]:
+        assert recurse is False
+        return [self.weight, *self.more]
+
+
+class OPTLearnedPositionalEmbedding(Embedding):
+    __module__ = "vllm.model_executor.models.opt"
+
+
+def test_a_table_is_covered_also_where_its_class_is_a_subclass() -> None:
+    linear = Layer(linear=plain, method=UnquantizedLinearMethod())
+    for table in (Embedding(), OPTLearnedPositionalEmbedding()):
+        TwoRows().install(llm_of(Model(layer=linear, positions=table)))
+    with pytest.raises(
+        InvarianceError, match=r"positions .OPTLearnedPositionalEmbedding. does not"
+    ):
+        TwoRows().install(
+            llm_of(Model(layer=linear, positions=OPTLearnedPositionalEmbedding(more=True)))
+        )
+
+
 @pytest.mark.parametrize("method", CPU_METHODS)
 def test_every_linear_layer_is_wrapped_once_and_given_back(method: Any) -> None:
     model = covered()

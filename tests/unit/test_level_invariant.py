@@ -239,9 +239,23 @@ def test_the_default_is_invariant_where_it_holds() -> None:
     assert session.fingerprint().numerics["engine.invariance"] == "fake"
 
 
-def test_the_default_falls_back_and_says_why_in_one_line() -> None:
+def count_starts(monkeypatch: pytest.MonkeyPatch) -> list[EngineSpec]:
+    specs: list[EngineSpec] = []
+    start_fake = FakeEngine.__init__
+
+    def counting(self: FakeEngine, spec: EngineSpec, **more: Any) -> None:
+        specs.append(spec)
+        start_fake(self, spec, **more)
+
+    monkeypatch.setattr(FakeEngine, "__init__", counting)
+    return specs
+
+
+def test_the_default_falls_back_and_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = count_starts(monkeypatch)
     session = Session()
     session.use("fake", {"broken_invariance": "batch"}, Settings(seed=7))
+    assert len(starts) == 1  # the engine goes on: it is not started again
     first, second = engine_text(session).splitlines()
     assert first == "engine ready: fake, level repeatable, broken_invariance=batch"
     assert second.startswith("level repeatable, since the level invariant does not hold")
@@ -265,7 +279,42 @@ def test_a_level_that_was_asked_for_is_had_or_refused() -> None:
     assert session.engine is None
     session.use("fake", {"broken_invariance": "batch"}, ASKED)
     assert session.fingerprint().numerics["engine.invariance"] == "sequential"
+    line = session.notice
+    assert line.startswith("level invariant with one sequence at a time, since fake: its self-test")
+    assert "7 times" in line
+    assert engine_text(session).splitlines() == [
+        "engine ready: fake, level invariant, broken_invariance=batch",
+        line,
+    ]
+    assert line in status_text(session)
+    session.release()
+    session.use("fake", {}, ASKED)
     assert session.notice == ""
+
+
+def test_an_engine_that_cannot_go_on_at_the_fallback_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts = count_starts(monkeypatch)
+    monkeypatch.setattr(FakeEngine, "lower", lambda self, level, why: False)
+    session = Session()
+    session.use("fake", {"broken_invariance": "batch"}, Settings(seed=7))
+    assert [spec.level for spec in starts] == [Level.INVARIANT, Level.REPEATABLE]
+    assert session.notice.startswith("level repeatable, since the level invariant does not hold")
+
+
+def test_an_engine_that_went_on_is_as_one_that_was_started_for_its_level() -> None:
+    options = {"broken_invariance": "batch", "batch_sensitive": True}
+    found, records = [], []
+    for settings in (Settings(seed=7), Settings(seed=7, level=Level.REPEATABLE, level_asked=True)):
+        session = Session()
+        session.use("fake", options, settings)
+        records.append(session.fingerprint().numerics)
+        engine, _ = session.running()
+        found.append(long_test(engine).rows)
+        session.release()
+    assert records[0] == records[1]
+    assert found[0] == found[1]
 
 
 def test_a_level_that_was_asked_for_is_not_lost_on_the_way() -> None:

@@ -128,7 +128,7 @@ def test_a_missing_converter_is_named_before_any_download(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "gguf" else real(name)
     )
-    with pytest.raises(ModelError, match=r"needs gguf.*pip install 'jupyter-detllm\[cpu\]'"):
+    with pytest.raises(ModelError, match=r'needs gguf.*pip install "\.\[cpu\]" in a clone'):
         fetch_demo()
 
 

@@ -127,7 +127,7 @@ def test_what_the_hub_answers_is_one_clear_line(
 def test_without_the_hub_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    with pytest.raises(ModelError, match=r"pip install 'jupyter-detllm\[cpu\]'"):
+    with pytest.raises(ModelError, match=r'pip install "\.\[cpu\]" in a clone'):
         resolve_model("owner/name")
 
 

@@ -22,7 +22,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines._vllm_invariance import InForce
 from jupyter_detllm.engines._vllm_ranks import Ranks, answer_again, in_step, keep_going, no_orphans
 from jupyter_detllm.engines._vllm_run import recover
-from jupyter_detllm.engines._vllm_start import _way_out
+from jupyter_detllm.engines._vllm_start import _explained
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.ranks import ranks_of
 from jupyter_detllm.engines.vllm_offline import VLLMOfflineEngine
@@ -341,10 +341,10 @@ def test_on_cpu_two_ranks_refuse_the_level_with_one_reason(
 
 def test_what_two_ranks_on_one_node_need_is_said(tmp_path: Path) -> None:
     numa = "AssertionError: Not enough allowed NUMA nodes to bind threads of 2 local CPUWorkers."
-    assert "VLLM_CPU_OMP_THREADS_BIND='0|1'" in _way_out(numa, tmp_path)
+    assert "VLLM_CPU_OMP_THREADS_BIND='0|1'" in _explained(numa, tmp_path)[1]
     heads = "Total number of attention heads (9) must be divisible by tensor parallel size (2)."
-    assert "divides the heads" in _way_out(heads, tmp_path)
-    assert _way_out("another", tmp_path) == f"read its log, {tmp_path}"
+    assert "divides the heads" in _explained(heads, tmp_path)[1]
+    assert _explained("another", tmp_path) == ("another", f"read its log, {tmp_path}")
 
 
 def test_a_call_that_lost_a_rank_says_so_and_so_does_the_next(tmp_path: Path) -> None:

