@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt, ResolvedPrompt
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.timing import Timings
 from jupyter_detllm.errors import UsageError
@@ -33,6 +33,8 @@ __all__ = [
     "TokenScore",
     "engine_names",
     "load_engine",
+    "reach_field",
+    "reach_of",
 ]
 
 ENTRY_POINTS = "jupyter_detllm.engines"
@@ -206,6 +208,18 @@ class Invariant(Engine, Protocol):
     def fall_back(self) -> str:
         """Take the next method; return its name, "" when there is none left."""
         ...
+
+
+def reach_of(engine: Engine) -> Reach | None:
+    """Return how far the self-test of `engine` reaches; None where it showed nothing."""
+    found = getattr(getattr(engine, "self_test", None), "reach", None)
+    return found if isinstance(found, Reach) else None
+
+
+def reach_field(engine: Engine) -> dict[str, FieldValue]:
+    """Return the field `engine.invariance_reach`; nothing where there is none."""
+    found = reach_of(engine)
+    return {} if found is None else {"engine.invariance_reach": str(found)}
 
 
 @runtime_checkable

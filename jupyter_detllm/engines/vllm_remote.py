@@ -33,6 +33,7 @@ from jupyter_detllm.engines.base import (
     RunStats,
     SamplingOptions,
     ShutdownReport,
+    reach_field,
 )
 from jupyter_detllm.errors import ControlError, EngineError, InvarianceError, RequestError
 
@@ -189,6 +190,7 @@ class VLLMRemoteEngine:
             **self._facts.group("engine", "model"),
             "engine.name": self.name,
             **({"engine.invariance": self.method} if self.method != OFF else {}),
+            **reach_field(self),
             "engine.max_model_len": self._facts.max_model_len,
             "engine.server": self._facts.server,
             "engine.unproven": ", ".join(self._unproven()),

@@ -9,7 +9,7 @@ from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import Elsewhere, Engine, Invariant
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance.cache import forget, key_of, recall, remember
-from jupyter_detllm.invariance.plan import Form, plan_test
+from jupyter_detllm.invariance.plan import Form, Room, plan_test
 from jupyter_detllm.invariance.selftest import SelfTest, room_of, run_test
 from jupyter_detllm.probes.platform import Platform, compute_platform
 
@@ -78,18 +78,26 @@ def short_test(
     method = engine.method
     room = room_of(engine.fields(), fast_prefill=fast_prefill(engine))
     key = key_of(fingerprint, model, method, Form.SHORT)
-    known = recall(key) or recall(key_of(fingerprint, model, method, Form.LONG))
+    # The long form first: it reaches as far or farther.
+    known = recall(key_of(fingerprint, model, method, Form.LONG)) or recall(key)
     if known is not None:
-        spot = run_test(
-            engine, plan_test(Form.SPOT, room), method=method, progress=progress, stop_early=True
-        )
+        spot = _stopped_early(engine, Form.SPOT, room, progress)
         if spot.held:
             return known
         forget(key)
         forget(key_of(fingerprint, model, method, Form.LONG))
         return spot
-    found = run_test(
-        engine, plan_test(Form.SHORT, room), method=method, progress=progress, stop_early=True
-    )
+    found = _stopped_early(engine, Form.SHORT, room, progress)
     remember(key, found)
     return found
+
+
+def _stopped_early(engine: Invariant, form: Form, room: Room, progress: Report | None) -> SelfTest:
+    return run_test(
+        engine,
+        plan_test(form, room),
+        method=engine.method,
+        room=room,
+        progress=progress,
+        stop_early=True,
+    )
