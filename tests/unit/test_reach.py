@@ -19,6 +19,7 @@ from jupyter_detllm.core.generation import build_requests as requests_of
 from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.notebook import read_notebook
 from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.core.stamp import Stamp, content_digest
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
@@ -30,7 +31,7 @@ from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.render import FORMATS, render_report
 from jupyter_detllm.render.cell import stamp_html
-from jupyter_detllm.render.explain import MAX_LINES
+from jupyter_detllm.render.explain import MAX_LINES, explain
 from jupyter_detllm.render.json import report_json
 from jupyter_detllm.verify import job as job_module
 from jupyter_detllm.verify.compare import compare_paths
@@ -252,6 +253,36 @@ def test_check_says_so_in_every_format(tmp_path: Path, fields: dict[str, str]) -
     (found,) = json.loads(shown(report)["json"])["notebooks"][0]["cells"]
     assert found["possible_causes"] == [WHY]
     assert len(found["explanation"]) <= MAX_LINES
+
+
+def test_the_longest_explanation_still_has_fifteen_lines(tmp_path: Path) -> None:
+    """Fields, a possible cause, a history, noise and evidence: everything at once."""
+    sampled = Sampling(temperature=0.8, max_tokens=8)
+    # The first token's logprobs differ, the last token is another one.
+    texts = [
+        generation(f"An old {word}.", margins={0: gap})
+        for word, gap in (("pond", 1.0), ("moon", 2.0), ("well", 3.0))
+    ]
+    old, reference, actual = (
+        make_stamp(
+            SOURCE,
+            (text,),
+            name="haiku",
+            level=Level.INVARIANT,
+            sampling=sampled,
+            fields={f"software.{n}": version for n in ("vllm", "torch", "cuda", "triton")},
+        )
+        for text, version in zip(texts, ("a", "b", "c"), strict=True)
+    )
+    reference = replace(reference, reach=REACH, beyond_reach=True)
+    made = with_actual(promoted(stamped_cell(SOURCE, old)), 1, reference, "run-2")
+    made = with_actual(promote(made, Update.ALL)[0], 1, actual, "run-3")
+    (cell,) = check_paths([written(tmp_path, "nb", made)], None).cells
+    lines = explain(cell, "nb.ipynb")
+    labels = [line.label for line in lines]
+    assert {"cause", "since", "sampled", "evidence", "prompt", "next"} <= set(labels)
+    assert len(lines) == MAX_LINES
+    assert WHY in [line.text for line in lines]
 
 
 def test_compare_says_so(tmp_path: Path) -> None:
