@@ -78,8 +78,8 @@ class VLLMRemoteEngine:
         if spec.level is Level.REPEATABLE:
             raise _not_repeatable()
         options = RemoteOptions.read(spec.options)
-        self._most = options.concurrency
-        self._server = Connection(Address.parse(spec.model), options.patience, self._most)
+        self.concurrency = options.concurrency
+        self._server = Connection(Address.parse(spec.model), options.patience, self.concurrency)
         self._loop = Background()
         self._closed = False
         self.self_test: object = None
@@ -157,7 +157,7 @@ class VLLMRemoteEngine:
         if not requests:
             return GenerationResult((), RunStats())
         start = time.perf_counter()
-        run = Run(self._server, self._facts, self._pieces, self._most, requests)
+        run = Run(self._server, self._facts, self._pieces, self.concurrency, requests)
         tick = shown(run.tally, progress, start)
         transcripts = self._loop.run(run.all(), tick)
         if tick is not None:

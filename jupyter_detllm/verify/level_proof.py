@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.stamp import ModelIdentity
@@ -13,7 +14,7 @@ from jupyter_detllm.invariance.plan import Form, Room, plan_test
 from jupyter_detllm.invariance.selftest import SelfTest, room_of, run_test
 from jupyter_detllm.probes.platform import Platform, compute_platform
 
-__all__ = ["fast_prefill", "prove", "short_test"]
+__all__ = ["fast_prefill", "prove", "room_in", "short_test"]
 
 Report = Callable[[str], None]
 
@@ -68,6 +69,17 @@ def fast_prefill(engine: Engine) -> bool:
     return compute_platform() is not Platform.CPU
 
 
+def room_in(engine: Engine) -> Room:
+    """Return what there is room for in a test of `engine`.
+
+    A server gets no more requests at a time than its connection allows: that many share a
+    step at most.
+    """
+    room = room_of(engine.fields(), fast_prefill=fast_prefill(engine))
+    most = getattr(engine, "concurrency", None)
+    return replace(room, sequences=min(room.sequences, most)) if isinstance(most, int) else room
+
+
 def short_test(
     engine: Invariant,
     fingerprint: Fingerprint,
@@ -76,7 +88,7 @@ def short_test(
 ) -> SelfTest:
     """Return what the short self-test shows of the method in force."""
     method = engine.method
-    room = room_of(engine.fields(), fast_prefill=fast_prefill(engine))
+    room = room_in(engine)
     key = key_of(fingerprint, model, method, Form.SHORT)
     # The long form first: it reaches as far or farther.
     known = recall(key_of(fingerprint, model, method, Form.LONG)) or recall(key)

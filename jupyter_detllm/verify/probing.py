@@ -17,9 +17,9 @@ from jupyter_detllm.invariance.plan import (
     plan_test,
     preemption_options,
 )
-from jupyter_detllm.invariance.selftest import Row, SelfTest, room_of, run_test
+from jupyter_detllm.invariance.selftest import Row, SelfTest, run_test
 from jupyter_detllm.verify.engine_start import VLLM, Modifiers, RunningEngine, engine_of, start
-from jupyter_detllm.verify.level_proof import fast_prefill
+from jupyter_detllm.verify.level_proof import room_in
 
 __all__ = ["Probing", "probe_engine", "probe_model"]
 
@@ -66,7 +66,7 @@ def probe_engine(
         When the engine fails.
     """
     method = engine.method if isinstance(engine, Invariant) else "off"
-    room = room_of(engine.fields(), fast_prefill=fast_prefill(engine))
+    room = room_in(engine)
     plan = plan_test(form, room)
     found = run_test(engine, plan, method=method, room=room, progress=progress)
     if engine.spec.level is Level.INVARIANT and isinstance(engine, Invariant):
