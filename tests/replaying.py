@@ -52,10 +52,14 @@ class _Running(RunningEngine):
 
 @dataclass
 class Lab:
-    """Runs jobs here. `options` are those of an engine that is not the recorded one."""
+    """Runs jobs here. `options` are those of an engine that is not the recorded one.
+
+    `self_test` is what its self-test showed.
+    """
 
     options: Mapping[str, FieldValue] = field(default_factory=dict)
     before_call: Callable[[int], None] | None = None
+    self_test: object = None
     started: list[Started] = field(default_factory=list)
 
     def __call__(self, job: Job, listener: Listener) -> None:
@@ -75,7 +79,9 @@ class Lab:
         self.started.append(started)
         real = replace(spec, options={**spec.options, **self.options})
         controls = ControlReport(spec.level, Platform.CPU, frozenset(), ())
-        return _Running(_Recording(real, self, started), controls)
+        engine = _Recording(real, self, started)
+        engine.self_test = self.self_test
+        return _Running(engine, controls)
 
 
 def book(*runs: Run) -> dict[str, Any]:

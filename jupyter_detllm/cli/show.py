@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 
 from jupyter_detllm.cli._options import add_json, add_notebooks
 from jupyter_detllm.cli._output import notice, write, write_json
@@ -60,6 +61,7 @@ def _stamp_row(stamp: Stamp) -> dict[str, Json]:
     return {
         "level": stamp.level.value,
         "self_test": stamp.self_test,
+        "reach": _reach(stamp),
         "model": stamp.model.name,
         "stamp": str(stamp.digest),
         "generations": str(stamp.generation_digest),
@@ -69,6 +71,12 @@ def _stamp_row(stamp: Stamp) -> dict[str, Json]:
         "late": list(stamp.late),
         "from_cache": stamp.cached,
     }
+
+
+def _reach(stamp: Stamp) -> Json:
+    if stamp.reach is None:
+        return None
+    return {**asdict(stamp.reach), "beyond": stamp.beyond_reach}
 
 
 def _json(report: NotebookReport) -> dict[str, Json]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["LEVEL_VARIABLE", "Level", "Reach"]
+__all__ = ["LEVEL_VARIABLE", "ONE_AT_A_TIME", "Level", "Reach"]
 
 LEVEL_VARIABLE = "JUPYTER_DETLLM_LEVEL"
 """Environment variable with the level of sessions that name none; set by reruns."""
+
+ONE_AT_A_TIME = "sequential"
+"""The method of batch invariance (`engine.invariance`) under which no step has two sequences."""
 
 
 class Level(StrEnum):

@@ -9,13 +9,13 @@ stands once in notebook metadata under its digest. The stamp's own digest leaves
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from jupyter_detllm.core.attempts import Attempt
 from jupyter_detllm.core.canonical import Digest, Json, digest_of
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.generation import Generation, GenerationRequest, generation_digest
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import Level, Reach
 
 __all__ = [
     "STAMP_SCHEMA",
@@ -130,6 +130,10 @@ class Stamp:
         Seed of the session.
     late
         Names of the controls that came too late.
+    reach, beyond_reach
+        How far the engine's self-test showed the level `invariant` to hold, None where
+        nothing was shown; and whether a request or a call goes beyond that. Neither is
+        part of a request or a generation.
     calls
         The generate calls in order.
     """
@@ -144,6 +148,8 @@ class Stamp:
     calls: tuple[Call, ...]
     late: tuple[str, ...] = ()
     self_test: str = ""
+    reach: Reach | None = None
+    beyond_reach: bool = False
 
     @property
     def digest(self) -> Digest:
@@ -198,7 +204,7 @@ class Stamp:
         return content
 
     def _content(self, *, store_prompt: bool) -> dict[str, Json]:
-        return {
+        out: dict[str, Json] = {
             "schema": STAMP_SCHEMA,
             "name": self.name,
             "level": self.level.value,
@@ -210,6 +216,10 @@ class Stamp:
             "late": list(self.late),
             "calls": [_call_json(call, store_prompt) for call in self.calls],
         }
+        if self.reach is not None:
+            # Stamps without one are as they were before there was any.
+            out["reach"] = {**asdict(self.reach), "beyond": self.beyond_reach}
+        return out
 
 
 def content_digest(data: Mapping[str, object]) -> Digest:

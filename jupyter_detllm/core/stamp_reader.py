@@ -22,7 +22,7 @@ from jupyter_detllm.core.generation import (
     PromptKind,
     Sampling,
 )
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.reading import MAX_ITEMS, MAX_TEXT, Reader
 from jupyter_detllm.core.seeds import prompt_digest
 from jupyter_detllm.core.stamp import STAMP_SCHEMA, Call, ModelIdentity, Stamp, content_digest
@@ -110,6 +110,7 @@ def _stamp(
     reader: Reader, fingerprints: Mapping[str, Fingerprint], seen: SeenFingerprints
 ) -> Stamp:
     digest = reader.digest("fingerprint_digest")
+    reach, beyond = _reach(reader)
     return Stamp(
         name=reader.text("name"),
         level=_enum(Level, reader, "level"),
@@ -121,7 +122,17 @@ def _stamp(
         calls=_calls(reader),
         late=reader.texts("late"),
         self_test=reader.text("self_test"),
+        reach=reach,
+        beyond_reach=beyond,
     )
+
+
+def _reach(reader: Reader) -> tuple[Reach | None, bool]:
+    if "reach" not in reader.data:
+        return None, False
+    stored = reader.sub("reach")
+    reach = Reach(stored.integer("tokens"), stored.integer("sequences"))
+    return reach, stored.flag("beyond")
 
 
 def _calls(reader: Reader) -> tuple[Call, ...]:

@@ -59,6 +59,9 @@ class Facts:
         Numerics fields that differ, batch composition included.
     comparison
         The generations compared; None unless both sides exist.
+    beyond
+        Says that a side lies beyond what its engine's self-test showed, and how far that
+        reaches; "" where none does. It decides no verdict.
     """
 
     problems: tuple[str, ...] = ()
@@ -69,6 +72,12 @@ class Facts:
     incomparable: tuple[str, ...] = ()
     fields: tuple[FieldDiff, ...] = ()
     comparison: Comparison | None = None
+    beyond: str = ""
+
+    @property
+    def possible_causes(self) -> tuple[str, ...]:
+        """What may be the cause of a difference besides `fields`, one line each."""
+        return (self.beyond,) if self.beyond else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +149,13 @@ def _tokens_differ(facts: Facts) -> bool:
 def _drift(facts: Facts) -> tuple[str, ...] | None:
     if not _tokens_differ(facts) or not facts.fields:
         return None
-    return tuple(str(diff) for diff in facts.fields)
+    return (*(str(diff) for diff in facts.fields), *facts.possible_causes)
 
 
 def _diverged(facts: Facts) -> tuple[str, ...] | None:
-    return ("no numerics field differs",) if _tokens_differ(facts) else None
+    if not _tokens_differ(facts):
+        return None
+    return ("no numerics field differs", *facts.possible_causes)
 
 
 def _cached(facts: Facts) -> tuple[str, ...] | None:
@@ -171,7 +182,7 @@ def _tokens_match(facts: Facts) -> tuple[str, ...] | None:
     if comparison.evidence is EvidenceState.ABSENT:
         return ("tokens are equal; evidence is absent on a side",)
     gap = "" if comparison.gap is None else f" by up to {comparison.gap:.3g}"
-    return (f"tokens are equal; logprobs differ{gap}",)
+    return (f"tokens are equal; logprobs differ{gap}", *facts.possible_causes)
 
 
 def _nothing(facts: Facts) -> tuple[str, ...] | None:
@@ -235,7 +246,19 @@ def facts_of(
         incomparable=_incomparables(reference, actual),
         fields=_numerics(reference, actual, comparison),
         comparison=comparison,
+        beyond=_beyond(reference, actual),
     )
+
+
+def _beyond(reference: Stamp, actual: Stamp) -> str:
+    """Say that a stamp lies beyond its reach: the recorded one where both do."""
+    for stamp in (reference, actual):
+        if stamp.beyond_reach:
+            return (
+                f"the request lies beyond what the self-test showed ({stamp.reach}): "
+                "batch composition is a possible cause"
+            )
+    return ""
 
 
 def _incomparables(reference: Stamp, actual: Stamp) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt, ResolvedPrompt
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.timing import Timings
 from jupyter_detllm.errors import UsageError, installing
@@ -23,11 +23,8 @@ __all__ = [
     "EngineSpec",
     "GenerationResult",
     "Invariant",
-<<<<<<< HEAD
     "KernelChecked",
-=======
     "Lowerable",
->>>>>>> models
     "Progress",
     "ProgressCallback",
     "RunStats",
@@ -37,6 +34,8 @@ __all__ = [
     "TokenScore",
     "engine_names",
     "load_engine",
+    "reach_field",
+    "reach_of",
 ]
 
 ENTRY_POINTS = "jupyter_detllm.engines"
@@ -215,8 +214,19 @@ class Invariant(Engine, Protocol):
         ...
 
 
+def reach_of(engine: Engine) -> Reach | None:
+    """Return how far the self-test of `engine` reaches; None where it showed nothing."""
+    found = getattr(getattr(engine, "self_test", None), "reach", None)
+    return found if isinstance(found, Reach) else None
+
+
+def reach_field(engine: Engine) -> dict[str, FieldValue]:
+    """Return the field `engine.invariance_reach`; nothing where there is none."""
+    found = reach_of(engine)
+    return {} if found is None else {"engine.invariance_reach": str(found)}
+
+
 @runtime_checkable
-<<<<<<< HEAD
 class KernelChecked(Invariant, Protocol):
     """What an engine offers besides whose kernels can be called by themselves."""
 
@@ -237,7 +247,10 @@ class KernelChecked(Invariant, Protocol):
         EngineError
             When the engine fails.
         """
-=======
+        ...
+
+
+@runtime_checkable
 class Lowerable(Invariant, Protocol):
     """What an engine offers besides that can go on at a lower level without a restart.
 
@@ -252,7 +265,6 @@ class Lowerable(Invariant, Protocol):
 
     def lower(self, level: Level, why: str) -> bool:
         """Go on at `level`, as an engine that was started for it; False where that cannot be."""
->>>>>>> models
         ...
 
 

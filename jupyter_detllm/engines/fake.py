@@ -28,6 +28,7 @@ from jupyter_detllm.engines.base import (
     SamplingOptions,
     ShutdownReport,
     TokenScore,
+    reach_field,
 )
 from jupyter_detllm.engines.fake_invariance import Breaking, check_kernels
 from jupyter_detllm.engines.fake_metrics import Meter
@@ -299,6 +300,7 @@ class FakeEngine:
             out["engine.all_reduce"] = "fake"
         out["engine.compile"] = "eager" if self._options.setting("enforce_eager") else "compiled"
         out["engine.invariance"] = self.method if self.method != "off" else None
+        out |= reach_field(self)
         out["engine.sampler"] = "fake"
         out["engine.logprobs_mode"] = "raw_logprobs"
         drifted = self._options.drifted_field()

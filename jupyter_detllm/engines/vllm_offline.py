@@ -42,6 +42,7 @@ from jupyter_detllm.engines.base import (
     SamplingOptions,
     ShutdownReport,
     TokenScore,
+    reach_field,
 )
 from jupyter_detllm.errors import DetLLMError, EngineError
 from jupyter_detllm.invariance.base import KernelCheck
@@ -249,6 +250,7 @@ class VLLMOfflineEngine:
             ),
             "engine.name": self.name,
             "engine.invariance": self.method,
+            **reach_field(self),
             "engine.compile_cache": self._compile_cache,
         }
 

@@ -33,6 +33,7 @@ from jupyter_detllm.engines.base import (
     RunStats,
     SamplingOptions,
     ShutdownReport,
+    reach_field,
 )
 from jupyter_detllm.errors import ControlError, EngineError, InvarianceError, RequestError
 
@@ -77,8 +78,8 @@ class VLLMRemoteEngine:
         if spec.level is Level.REPEATABLE:
             raise _not_repeatable()
         options = RemoteOptions.read(spec.options)
-        self._most = options.concurrency
-        self._server = Connection(Address.parse(spec.model), options.patience, self._most)
+        self.concurrency = options.concurrency
+        self._server = Connection(Address.parse(spec.model), options.patience, self.concurrency)
         self._loop = Background()
         self._closed = False
         self.self_test: object = None
@@ -156,7 +157,7 @@ class VLLMRemoteEngine:
         if not requests:
             return GenerationResult((), RunStats())
         start = time.perf_counter()
-        run = Run(self._server, self._facts, self._pieces, self._most, requests)
+        run = Run(self._server, self._facts, self._pieces, self.concurrency, requests)
         tick = shown(run.tally, progress, start)
         transcripts = self._loop.run(run.all(), tick)
         if tick is not None:
@@ -189,6 +190,7 @@ class VLLMRemoteEngine:
             **self._facts.group("engine", "model"),
             "engine.name": self.name,
             **({"engine.invariance": self.method} if self.method != OFF else {}),
+            **reach_field(self),
             "engine.max_model_len": self._facts.max_model_len,
             "engine.server": self._facts.server,
             "engine.unproven": ", ".join(self._unproven()),

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from jupyter_detllm.core.canonical import Digest, digest_of
 from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.levels import Reach
 from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.invariance.base import KernelRow
 from jupyter_detllm.invariance.plan import PLAN_VERSION, Form
 from jupyter_detllm.invariance.selftest import Row, SelfTest
 from jupyter_detllm.models.cache import cache_root
@@ -50,17 +52,29 @@ def recall(key: Digest) -> SelfTest | None:
 def _read(value: object) -> SelfTest | None:
     try:
         rows = tuple(_row(item) for item in value["rows"])  # type: ignore[index]
+        kernels = tuple(_kernel(item) for item in value["kernels"])  # type: ignore[index]
         method, form = str(value["method"]), Form(value["form"])  # type: ignore[index]
-        return SelfTest(method, form, rows, value["evidence"] is True, cached=True)  # type: ignore[index]
+        evidence = value["evidence"] is True  # type: ignore[index]
+        reach = Reach(*_numbers(value["reach"], "tokens", "sequences"))  # type: ignore[index]
+        return SelfTest(method, form, rows, evidence, True, kernels, reach)
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def _row(item: Mapping[str, object]) -> Row:
-    numbers = [item[name] for name in ("completions", "tokens_equal", "bitwise")]
+def _numbers(item: Mapping[str, object], *names: str) -> tuple[int, ...]:
+    numbers = [item[name] for name in names]
     if not all(type(number) is int for number in numbers):
         raise ValueError("a count is no number")
-    completions, tokens_equal, bitwise = (int(str(number)) for number in numbers)
+    return tuple(int(str(number)) for number in numbers)
+
+
+def _kernel(item: Mapping[str, object]) -> KernelRow:
+    compared, bitwise = _numbers(item, "compared", "bitwise")
+    return KernelRow(str(item["name"]), compared, bitwise, str(item["first"]))
+
+
+def _row(item: Mapping[str, object]) -> Row:
+    completions, tokens_equal, bitwise = _numbers(item, "completions", "tokens_equal", "bitwise")
     reached = item["reached"] is True
     return Row(
         str(item["composition"]), completions, tokens_equal, bitwise, str(item["first"]), reached

@@ -1,12 +1,12 @@
 """What a self-test asks and in which compositions. Pure.
 
-Every completion is first generated alone; each composition then has the same completions
-in other company, and must give the same bits.
+Every completion is generated alone; each composition then has some of the same completions
+in another batch, and must give the same bits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "preemption_options",
 ]
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 """Part of the cache's key: a plan that asks for more is not answered by an older pass."""
 
 _SENTENCES = (
@@ -36,6 +36,13 @@ _SENTENCES = (
 )
 _PREEMPTION_LENGTH = 512
 
+_LONG_LENGTHS = (1600, 1543, 1571)
+"""Tokens of the long prompts. No two are alike, and some are no multiple of a block or tile."""
+_MORE_LENGTHS = (2600, 700, 1100, 3900)
+_SHORTEST_LONG = 64
+_MANY = 128
+_MOST_CHUNKED = 8192
+
 
 class Form(StrEnum):
     """How much is tried.
@@ -48,13 +55,30 @@ class Form(StrEnum):
     SHORT = "short"
     LONG = "long"
 
+    @property
+    def seconds(self) -> float:
+        """How long the kernel-level part may take."""
+        return {Form.SPOT: 0.0, Form.SHORT: 20.0, Form.LONG: 60.0}[self]
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """One prompt of the test, with how its completions are made.
 
-    `temperature` 0 is greedy; ends of text are ignored, so that every completion has
-    `max_tokens` tokens.
+    Attributes
+    ----------
+    label
+        What a row calls it.
+    text
+        The prompt.
+    max_tokens
+        Tokens of each completion: ends of text are ignored.
+    temperature
+        0 is greedy.
+    n
+        Completions.
+    length
+        Tokens to which the prompt is cut, or repeated; 0 for the text as it is.
     """
 
     label: str
@@ -62,6 +86,7 @@ class Question:
     max_tokens: int
     temperature: float = 0.0
     n: int = 1
+    length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +113,11 @@ class Composition:
 
 @dataclass(frozen=True, slots=True)
 class TestPlan:
-    """Questions, fillers, and the compositions after the completions alone."""
+    """Questions, fillers, and compositions.
+
+    `first` are the compositions that run before the completions alone, while no cache
+    holds any of their prompts; `compositions` are those after them.
+    """
 
     __test__ = False  # not a test of pytest's
 
@@ -96,6 +125,7 @@ class TestPlan:
     questions: tuple[Question, ...]
     fillers: tuple[Question, ...]
     compositions: tuple[Composition, ...]
+    first: tuple[Composition, ...] = ()
 
     @property
     def alone(self) -> tuple[tuple[Ask, ...], ...]:
@@ -111,18 +141,22 @@ class Room:
 
     Attributes
     ----------
-    max_model_len, step_tokens
-        Longest sequence, and most tokens in one step.
+    max_model_len, step_tokens, sequences
+        Longest sequence; most tokens and most sequences in one step.
     fast_prefill
         Whether thousands of prompt tokens take no time worth naming.
     prefix_cache
         Whether a cached prefix is used.
+    chunked_prefill
+        Whether a prompt is computed in several steps where a step has no room for it.
     """
 
     max_model_len: int = 4096
     step_tokens: int = 4096
+    sequences: int = 256
     fast_prefill: bool = False
     prefix_cache: bool = False
+    chunked_prefill: bool = False
 
     def words(self, wanted: int) -> int:
         """Return as many of `wanted` words as may fit: which do, the tokenizer tells."""
@@ -151,8 +185,8 @@ def plan_test(form: Form, room: Room | None = None) -> TestPlan:
     questions = _questions(room, tokens)
     if form is Form.LONG:
         questions += _more_questions(room, tokens)
-    fillers = _fillers(room, form, tokens)
-    return TestPlan(form, questions, fillers, _compositions(form, questions, fillers, room))
+    draft = _Draft(form, room, questions, _long_questions(room, form, tokens))
+    return draft.plan(_fillers(room, form, tokens))
 
 
 def _questions(room: Room, tokens: int) -> tuple[Question, ...]:
@@ -177,15 +211,41 @@ def _more_questions(room: Room, tokens: int) -> tuple[Question, ...]:
     )
 
 
+def _long_questions(room: Room, form: Form, tokens: int) -> tuple[Question, ...]:
+    """Return prompts of more than 1,500 tokens where the model has room for them.
+
+    Attention on CPU chooses other tiles from about that length on when another prompt is
+    in the batch; shorter prompts do not show it.
+    """
+    lengths = _LONG_LENGTHS if room.prefix_cache else _LONG_LENGTHS[:2]
+    if form is Form.LONG:
+        lengths = (*lengths, *_MORE_LENGTHS)
+    out: dict[int, Question] = {}
+    for number, wanted in enumerate(lengths):
+        # Where there is less room than that they still differ in length.
+        fits = room.max_model_len - tokens - 1 - number
+        length = min(wanted, fits)
+        if length >= _SHORTEST_LONG:
+            text = _text(length, 2 * number + 1)
+            out[length] = Question(f"{length:,} tokens", text, tokens, length=length)
+    return tuple(out.values())
+
+
 def _fillers(room: Room, form: Form, tokens: int) -> tuple[Question, ...]:
     """Return other neighbours, the last of them long prefills.
 
     Where prefill is fast, or in the long form, there are so many of these that they do
     not fit into one step, and so some are computed beside tokens that are decoded.
     """
+    count = min(_MANY, room.sequences) if room.fast_prefill else 12
     short = [
-        Question(f"neighbour {i}", _text(6 + 7 * i, i), tokens + i, 0.9 if i % 2 else 0.0)
-        for i in range(4 if form is Form.SHORT else 12)
+        Question(
+            f"neighbour {i}",
+            f"{_text(6 + 7 * (i % 12), i)}{'' if i < 12 else f' {i}'}",
+            tokens + i % 12,
+            0.9 if i % 2 else 0.0,
+        )
+        for i in range(count)
     ]
     words = room.words(1400)
     several = room.fast_prefill or form is Form.LONG
@@ -196,43 +256,159 @@ def _fillers(room: Room, form: Form, tokens: int) -> tuple[Question, ...]:
     return (*short, *long)
 
 
-def _together(questions: tuple[Question, ...]) -> tuple[Ask, ...]:
-    return tuple(Ask(i, tuple(range(item.n))) for i, item in enumerate(questions))
+def _together(questions: tuple[Question, ...], begin: int = 0) -> tuple[Ask, ...]:
+    return tuple(Ask(i, tuple(range(item.n))) for i, item in enumerate(questions, begin))
 
 
-def _compositions(
-    form: Form, questions: tuple[Question, ...], fillers: tuple[Question, ...], room: Room
-) -> tuple[Composition, ...]:
-    every = _together(questions)
-    neighbours = tuple(
-        Ask(i, (0,), filler=True)
-        for i, item in enumerate(fillers)
-        if not item.label.startswith("long prefill")
-    )
-    long = tuple(
-        Ask(i, (0,), filler=True)
-        for i, item in enumerate(fillers)
-        if item.label.startswith("long prefill")
-    )
-    apart = tuple(Ask(ask.question, (c,)) for ask in every for c in ask.completions)
-    out = [
-        Composition("together", (every,)),
-        Composition("completions apart, other order", (apart[::-1],)),
-        Composition("beside a long prefill", ((*neighbours, *every, *long),)),
-    ]
-    if form is Form.LONG:
-        pairs = tuple(every[i : i + 2] for i in range(0, len(every), 2))
-        out += [
-            Composition("in twos", pairs),
-            Composition("other order", (every[::-1],)),
-            Composition("other neighbours", (_mixed(neighbours[::-1], every),)),
-            Composition("long prefill first", ((*long, *every),)),
-            Composition("repeated", (every, every)),
-            Composition("alone again", tuple((ask,) for ask in apart[::-1])),
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A plan in the making: its questions, the `long` ones after the `mixed` ones."""
+
+    form: Form
+    room: Room
+    mixed: tuple[Question, ...]
+    long: tuple[Question, ...]
+
+    def plan(self, fillers: tuple[Question, ...]) -> TestPlan:
+        """Return the plan; `fillers` are the neighbours that every test has."""
+        prefixes = self._prefixes()
+        chunks = self._chunks()
+        asks = _Fillers(fillers, prefixes, chunks)
+        compositions = [*self._compositions(asks), *self._long_compositions(asks)]
+        first: list[Composition] = []
+        if self.room.prefix_cache:
+            first = self._before_any_cache(asks)
+        elif chunks or self._cut_anyway():
+            call = (*asks.chunks, *self._long_asks, *self._unseeded(self._mixed_asks))
+            compositions.append(Composition("prefill in chunks", (call,)))
+        return TestPlan(
+            self.form,
+            (*self.mixed, *self.long),
+            (*fillers, *prefixes, *chunks),
+            tuple(compositions),
+            tuple(first),
+        )
+
+    @property
+    def _mixed_asks(self) -> tuple[Ask, ...]:
+        return _together(self.mixed)
+
+    @property
+    def _long_asks(self) -> tuple[Ask, ...]:
+        return _together(self.long, len(self.mixed))
+
+    def _unseeded(self, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
+        """Leave out what is sampled: vLLM cannot cut a seeded prefill on CPU."""
+        return tuple(ask for ask in asks if not self.mixed[ask.question].temperature)
+
+    def _compositions(self, asks: _Fillers) -> list[Composition]:
+        every = self._mixed_asks
+        apart = tuple(Ask(ask.question, (c,)) for ask in every for c in ask.completions)
+        out = [
+            Composition("together", (every,)),
+            Composition("completions apart, other order", (apart[::-1],)),
+            Composition("beside a long prefill", ((*asks.neighbours, *every, *asks.prefills),)),
         ]
-    if room.prefix_cache:
-        out.append(Composition("after cache warm-up", (every, every), needs="cached_tokens"))
-    return tuple(out)
+        if self.form is Form.LONG:
+            pairs = tuple(every[i : i + 2] for i in range(0, len(every), 2))
+            out += [
+                Composition("in twos", pairs),
+                Composition("other order", (every[::-1],)),
+                Composition("other neighbours", (_mixed(asks.neighbours[::-1], every),)),
+                Composition("long prefill first", ((*asks.prefills, *every),)),
+                Composition("repeated", (every, every)),
+                Composition("alone again", tuple((ask,) for ask in apart[::-1])),
+            ]
+        if self.room.prefix_cache:
+            calls = (every, every)
+            out.append(Composition("after cache warm-up", calls, needs="cached_tokens"))
+        return out
+
+    def _long_compositions(self, asks: _Fillers) -> list[Composition]:
+        """Return long prompts beside each other and beside short ones."""
+        long = self._long_asks
+        if not long:
+            return []
+        call = (*asks.neighbours, *self._mixed_asks, *long)
+        out = [Composition("long prompts together", (call,))]
+        if self.form is Form.LONG:
+            pairs = tuple(long[i : i + 2] for i in range(0, len(long), 2))
+            out += [
+                Composition("long prompts in twos", pairs),
+                Composition("long prompts only, other order", (long[::-1],)),
+                Composition("long prompts alone again", tuple((ask,) for ask in long[::-1])),
+            ]
+        return out
+
+    def _before_any_cache(self, asks: _Fillers) -> list[Composition]:
+        """Return batches of prompts that the cache does not hold, or only in part.
+
+        Whatever has run alone is in the cache, and every batch after it begins from
+        there. So some prompts run in a batch first, some after their beginning, and the
+        others alone.
+        """
+        cold = self._mixed_asks[::2]
+        if asks.chunks or self._cut_anyway():
+            cold = self._unseeded(cold)
+        cold = (*cold, *self._long_asks[1::3])
+        name = "prefill in chunks, nothing cached" if asks.chunks else "together, nothing cached"
+        out = [Composition(name, ((*(asks.chunks or asks.prefills[:2]), *cold[::-1]),))]
+        if asks.prefixes:
+            calls = (asks.prefixes, (*asks.neighbours[:4], *self._long_asks[2::3]))
+            out.append(Composition("after a cached prefix", calls, needs="cached_tokens"))
+        return out
+
+    def _prefixes(self) -> tuple[Question, ...]:
+        """Return the first three quarters of some long prompts, to be left in the cache."""
+        if not self.room.prefix_cache:
+            return ()
+        return tuple(
+            replace(item, label=f"prefix {i}", max_tokens=2, length=item.length * 3 // 4)
+            for i, item in enumerate(self.long[2::3])
+        )
+
+    def _cut_anyway(self) -> bool:
+        """Whether no step has room for the first long prompt, and so it is cut."""
+        chunked = self.room.chunked_prefill and bool(self.long)
+        return chunked and self.room.step_tokens < self.long[0].length
+
+    def _chunks(self) -> tuple[Question, ...]:
+        """Return prompts that leave room in a step for a half of the long prompt after them."""
+        room = self.room
+        slow = self.form is Form.SHORT and not room.fast_prefill
+        if not room.chunked_prefill or len(self.long) < 2 or self._cut_anyway():
+            return ()
+        if slow and room.step_tokens > _MOST_CHUNKED:
+            return ()
+        left = room.step_tokens - self.long[1].length // 2
+        most = room.max_model_len - 3
+        lengths = [most] * (left // most) + [left % most] * bool(left % most)
+        if len(lengths) + len(self.mixed) + len(self.long) > room.sequences:
+            return ()  # they would not share a step
+        return tuple(
+            Question(f"chunk {i}", _text(min(length, 4000), 3 * i + 2), 2, length=length)
+            for i, length in enumerate(lengths)
+        )
+
+
+class _Fillers:
+    """The fillers of a plan as they are asked, by what they are there for."""
+
+    def __init__(
+        self,
+        fillers: tuple[Question, ...],
+        prefixes: tuple[Question, ...],
+        chunks: tuple[Question, ...],
+    ) -> None:
+        every = tuple(Ask(i, (0,), filler=True) for i in range(len(fillers)))
+        named = zip(every, fillers, strict=True)
+        long = {ask.question for ask, item in named if item.label.startswith("long prefill")}
+        self.neighbours = tuple(ask for ask in every if ask.question not in long)
+        self.prefills = tuple(ask for ask in every if ask.question in long)
+        begin = len(fillers)
+        self.prefixes = tuple(Ask(begin + i, (0,), filler=True) for i in range(len(prefixes)))
+        begin += len(prefixes)
+        self.chunks = tuple(Ask(begin + i, (0,), filler=True) for i in range(len(chunks)))
 
 
 def _mixed(left: tuple[Ask, ...], right: tuple[Ask, ...]) -> tuple[Ask, ...]:

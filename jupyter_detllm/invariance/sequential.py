@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jupyter_detllm.core.levels import ONE_AT_A_TIME
 from jupyter_detllm.invariance.base import Host, Method
 
 __all__ = ["OneAtATime"]
@@ -10,7 +11,7 @@ __all__ = ["OneAtATime"]
 class OneAtATime(Method):
     """The engine submits one completion, waits for it, and submits the next."""
 
-    name = "sequential"
+    name = ONE_AT_A_TIME
     changes = "completions run one after the other; no kernel is changed"
     undone = "nothing has to be undone"
     costs = "a batch takes as long as its completions one by one (measured on CPU: 7 times)"

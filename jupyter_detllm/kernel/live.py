@@ -101,7 +101,7 @@ class LiveResult:
 
     def _cause(self) -> list[str]:
         if self.verdict is not Verdict.DRIFT:
-            return []
+            return [clip(why, _WIDE) for why in self.outcome.facts.possible_causes]
         reasons = self._reasons()
         more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
         return [clip(visible(reasons[0]), 2 * _NARROW) + more]

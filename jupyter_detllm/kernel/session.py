@@ -10,6 +10,7 @@ from jupyter_detllm.engines.base import (
     Engine,
     GenerationResult,
     ProgressCallback,
+    reach_of,
 )
 from jupyter_detllm.errors import EngineError, GenerationInterrupted, UsageError
 from jupyter_detllm.kernel.asking import Ask, checked_ask
@@ -125,6 +126,7 @@ class Session(EngineHolder):
             fingerprint=self.fingerprint(),
             late=late_controls(self.controls, engine),
             self_test=str(getattr(engine, "self_test", None) or ""),
+            reach=reach_of(engine),
         )
 
 

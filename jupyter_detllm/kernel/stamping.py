@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jupyter_detllm.core.attempts import Attempt
+from jupyter_detllm.core.batches import goes_beyond
 from jupyter_detllm.core.canonical import Digest, Json
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp, source_digest
 from jupyter_detllm.engines.base import GenerationResult, RunStats
 from jupyter_detllm.errors import UsageError
@@ -38,6 +39,7 @@ class Circumstances:
     fingerprint: Fingerprint
     late: tuple[str, ...] = ()
     self_test: str = ""
+    reach: Reach | None = None
 
 
 @dataclass(slots=True)
@@ -138,6 +140,10 @@ class CellRecord:
             calls=tuple(self.calls),
             late=shared.late,
             self_test=shared.self_test,
+            reach=shared.reach,
+            beyond_reach=goes_beyond(
+                shared.reach, [call.requests for call in self.calls], shared.fingerprint
+            ),
         )
 
     def run(self) -> dict[str, Json]:

@@ -176,6 +176,7 @@ ENGINE_READERS: Mapping[str, Callable[[Any], FieldValue]] = {
 NOT_OF_VLLM = (
     "engine.name",
     "engine.invariance",
+    "engine.invariance_reach",
     "engine.compile_cache",
     "engine.all_reduce",
     "engine.server",

@@ -126,6 +126,8 @@ def _details(stamp: Stamp, digest: str) -> list[tuple[str, str]]:
         ("generations", str(stamp.generation_digest)),
         ("stamp", digest),
     ]
+    if stamp.beyond_reach:
+        rows.insert(2, ("", f"a request here lies beyond what it showed ({stamp.reach})"))
     if stamp.cached:
         what = f"{stamp.cached} of {len(stamp.requests)} requests: nothing was generated for them"
         rows.append(("from cache", what))

@@ -39,7 +39,8 @@ def explain(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> tuple[Line,
     lines = [Line("", _heading(cell))]
     history = _since(cell)
     if cell.verdict in (Verdict.DRIFT, Verdict.DIVERGED):
-        lines += _difference(cell, side_labels(mode), _FIELDS - len(history))
+        room = _FIELDS - len(history) - len(cell.outcome.facts.possible_causes)
+        lines += _difference(cell, side_labels(mode), room)
     elif cell.verdict is not Verdict.MATCH:
         lines += [Line("why", clip(visible(r), 3 * _COLUMNS)) for r in cell.outcome.reasons[:6]]
         lines += _incidental(cell)
@@ -103,6 +104,7 @@ def _update(cell: CellReport) -> str:
 
 def _difference(cell: CellReport, labels: tuple[str, str], shown: int) -> list[Line]:
     lines = _cause(cell.outcome.facts.fields, shown)
+    lines += [Line("", clip(why, 3 * _COLUMNS)) for why in cell.outcome.facts.possible_causes]
     comparison = cell.outcome.facts.comparison
     if comparison is None or comparison.first is None:
         return lines

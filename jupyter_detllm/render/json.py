@@ -87,6 +87,7 @@ def _cell(cell: CellReport, path: str, mode: Mode) -> dict[str, Json]:
         "skipped": cell.skipped,
         "standing": cell.standing.value,
         "fields": [_field(diff) for diff in facts.fields],
+        "possible_causes": list(facts.possible_causes),
         "comparison": None if facts.comparison is None else _comparison(facts.comparison),
         "since": None if differs_since is None else differs_since.value,
         "explanation": lines,

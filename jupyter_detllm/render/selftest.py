@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from jupyter_detllm.invariance.base import KernelRow
 from jupyter_detllm.invariance.selftest import Row, SelfTest
 from jupyter_detllm.render.visible import visible
 from jupyter_detllm.verify.probing import Probing
@@ -13,13 +14,25 @@ __all__ = ["probing_json", "probing_text", "table_text"]
 
 
 def table_text(test: SelfTest) -> str:
-    """Return one test: its method and a line per composition."""
+    """Return one test: its method, a line per kernel and per composition, and its reach."""
     verdict = "holds" if test.held else "does not hold"
-    rows = [("composition", "equal", "tokens", "first difference"), *map(_row, test.rows)]
-    lines = [f"batch invariance with method {test.method}: {verdict}", *_table(rows)]
+    lines = [f"batch invariance with method {test.method}: {verdict}"]
+    if test.kernels:
+        rows = [("kernel", "equal", "first difference"), *map(_kernel, test.kernels)]
+        lines += [*_table(rows), ""]
+    if test.rows:
+        head = ("composition", "equal", "tokens", "first difference")
+        lines += _table([head, *map(_row, test.rows)])
+    if test.reach is not None:
+        lines.append(f"  reach: {test.reach}")
     if not test.evidence:
         lines.append("  this engine gives no logprobs: only tokens and texts were compared")
     return "\n".join(lines)
+
+
+def _kernel(row: KernelRow) -> tuple[str, ...]:
+    first = row.first or ("-" if row.held else "nothing was compared")
+    return (row.name, f"{row.bitwise}/{row.compared}", first)
 
 
 def _row(row: Row) -> tuple[str, str, str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from jupyter_detllm.core.batches import goes_beyond
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation
 from jupyter_detllm.core.levels import Level
@@ -111,6 +112,8 @@ class _Collector:
                 calls=tuple(calls),
                 late=shared.late,
                 self_test=shared.self_test,
+                reach=shared.reach,
+                beyond_reach=goes_beyond(shared.reach, [b.requests for b in job.batches], kept),
             )
         )
 

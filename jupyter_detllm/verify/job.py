@@ -14,6 +14,7 @@ from typing import Protocol
 
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt, ResolvedPrompt
+from jupyter_detllm.core.levels import Reach
 from jupyter_detllm.core.seeds import prompt_digest
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import (
@@ -24,6 +25,7 @@ from jupyter_detllm.engines.base import (
     SamplingOptions,
     Scorer,
     TokenScore,
+    reach_of,
 )
 from jupyter_detllm.errors import EngineError, RequestError, UsageError
 from jupyter_detllm.verify.engine_choice import known_of
@@ -79,6 +81,7 @@ class Circumstances:
     fingerprint: Fingerprint
     late: tuple[str, ...] = ()
     self_test: str = ""
+    reach: Reach | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,7 @@ def run_job(job: Job, listener: Listener) -> None:
                 running.fingerprint().for_stamp(),
                 late_controls(running.controls, engine),
                 str(getattr(engine, "self_test", None) or ""),
+                reach_of(engine),
             )
         )
         _run_batches(engine, job, listener)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import Elsewhere, Engine, Invariant
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance.cache import forget, key_of, recall, remember
-from jupyter_detllm.invariance.plan import Form, plan_test
+from jupyter_detllm.invariance.plan import Form, Room, plan_test
 from jupyter_detllm.invariance.selftest import SelfTest, room_of, run_test
 from jupyter_detllm.probes.platform import Platform, compute_platform
 
-__all__ = ["fast_prefill", "prove", "short_test"]
+__all__ = ["fast_prefill", "prove", "room_in", "short_test"]
 
 Report = Callable[[str], None]
 
@@ -68,6 +69,17 @@ def fast_prefill(engine: Engine) -> bool:
     return compute_platform() is not Platform.CPU
 
 
+def room_in(engine: Engine) -> Room:
+    """Return what there is room for in a test of `engine`.
+
+    A server gets no more requests at a time than its connection allows: that many share a
+    step at most.
+    """
+    room = room_of(engine.fields(), fast_prefill=fast_prefill(engine))
+    most = getattr(engine, "concurrency", None)
+    return replace(room, sequences=min(room.sequences, most)) if isinstance(most, int) else room
+
+
 def short_test(
     engine: Invariant,
     fingerprint: Fingerprint,
@@ -76,20 +88,28 @@ def short_test(
 ) -> SelfTest:
     """Return what the short self-test shows of the method in force."""
     method = engine.method
-    room = room_of(engine.fields(), fast_prefill=fast_prefill(engine))
+    room = room_in(engine)
     key = key_of(fingerprint, model, method, Form.SHORT)
-    known = recall(key) or recall(key_of(fingerprint, model, method, Form.LONG))
+    # The long form first: it reaches as far or farther.
+    known = recall(key_of(fingerprint, model, method, Form.LONG)) or recall(key)
     if known is not None:
-        spot = run_test(
-            engine, plan_test(Form.SPOT, room), method=method, progress=progress, stop_early=True
-        )
+        spot = _stopped_early(engine, Form.SPOT, room, progress)
         if spot.held:
             return known
         forget(key)
         forget(key_of(fingerprint, model, method, Form.LONG))
         return spot
-    found = run_test(
-        engine, plan_test(Form.SHORT, room), method=method, progress=progress, stop_early=True
-    )
+    found = _stopped_early(engine, Form.SHORT, room, progress)
     remember(key, found)
     return found
+
+
+def _stopped_early(engine: Invariant, form: Form, room: Room, progress: Report | None) -> SelfTest:
+    return run_test(
+        engine,
+        plan_test(form, room),
+        method=engine.method,
+        room=room,
+        progress=progress,
+        stop_early=True,
+    )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from jupyter_detllm.core.canonical import Digest, Json
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.reading import Reader
 from jupyter_detllm.core.stamp import ModelIdentity, generation_json, request_json
 from jupyter_detllm.core.stamp_reader import read_generation, read_request
@@ -104,6 +105,7 @@ class JsonListener:
             fingerprint=circumstances.fingerprint.to_json(),
             late=list(circumstances.late),
             self_test=circumstances.self_test,
+            reach=None if circumstances.reach is None else asdict(circumstances.reach),
         )
 
     def tokens(self, batch: int, count: int) -> None:
@@ -167,6 +169,7 @@ def _started(listener: Listener, data: Mapping[str, Any]) -> None:
             Fingerprint.from_json(data["fingerprint"]),
             tuple(data["late"]),
             data["self_test"],
+            None if data["reach"] is None else Reach(**data["reach"]),
         )
     )
 

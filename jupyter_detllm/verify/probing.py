@@ -9,7 +9,7 @@ from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import Engine, EngineSpec, Invariant
 from jupyter_detllm.errors import EngineError, RequestError, UsageError
-from jupyter_detllm.invariance.cache import key_of, remember
+from jupyter_detllm.invariance.cache import forget, key_of, remember
 from jupyter_detllm.invariance.plan import (
     Form,
     Room,
@@ -17,9 +17,9 @@ from jupyter_detllm.invariance.plan import (
     plan_test,
     preemption_options,
 )
-from jupyter_detllm.invariance.selftest import Row, SelfTest, room_of, run_test
+from jupyter_detllm.invariance.selftest import Row, SelfTest, run_test
 from jupyter_detllm.verify.engine_start import VLLM, Modifiers, RunningEngine, engine_of, start
-from jupyter_detllm.verify.level_proof import fast_prefill
+from jupyter_detllm.verify.level_proof import room_in
 
 __all__ = ["Probing", "probe_engine", "probe_model"]
 
@@ -58,16 +58,21 @@ def probe_engine(
 ) -> SelfTest:
     """Run a self-test on a running engine, whatever its level; a pass is remembered.
 
+    At the level `invariant` the engine takes over what a pass shows, its reach with it.
+
     Raises
     ------
     EngineError
         When the engine fails.
     """
     method = engine.method if isinstance(engine, Invariant) else "off"
-    room = room_of(engine.fields(), fast_prefill=fast_prefill(engine))
-    found = run_test(engine, plan_test(form, room), method=method, progress=progress)
-    if engine.spec.level is Level.INVARIANT:
+    room = room_in(engine)
+    plan = plan_test(form, room)
+    found = run_test(engine, plan, method=method, room=room, progress=progress)
+    if engine.spec.level is Level.INVARIANT and isinstance(engine, Invariant):
         remember(key_of(fingerprint, engine.model(), method, form), found)
+        if found.held and form is Form.LONG:
+            engine.self_test = found
     return found
 
 
@@ -99,6 +104,8 @@ def probe_model(
             if tests[-1].held or not _next_method(running):
                 break
         block = running.engine.fields().get("engine.block_size")
+        last = tests[-1].method
+        key = key_of(running.fingerprint(), running.engine.model(), last, Form.LONG)
     finally:
         running.engine.shutdown()
     notes: list[str] = []
@@ -107,10 +114,17 @@ def probe_model(
     elif tests[-1].method != "sequential":
         found = _preempted(name, spec, block if isinstance(block, int) else 16, progress)
         if isinstance(found, Row):
-            tests[-1] = replace(tests[-1], rows=(*tests[-1].rows, found))
+            tests[-1] = _with_row(tests[-1], found)
+            if not found.held:
+                forget(key)
         else:
             notes.append(found)
     return Probing(model, level, tuple(tests), tuple(notes))
+
+
+def _with_row(test: SelfTest, row: Row) -> SelfTest:
+    whole = replace(test, rows=(*test.rows, row))
+    return whole if whole.held else replace(whole, reach=None)
 
 
 def _next_method(running: RunningEngine) -> bool:
@@ -132,7 +146,10 @@ def _preempted(name: str, spec: EngineSpec, block: int, progress: Report | None)
         method = getattr(running.engine, "method", "off")
         room = Room(max_model_len=few["max_model_len"])
         plan = plan_preemption(room)
-        return run_test(running.engine, plan, method=method, progress=progress).rows[0]
+        test = run_test(
+            running.engine, plan, method=method, room=room, progress=progress, kernel_seconds=0
+        )
+        return test.rows[0]
     except (EngineError, RequestError) as error:
         return f"preemption: not tried: {error.what}"
     finally:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jupyter_detllm.core.batches import goes_beyond
 from jupyter_detllm.core.generation import Generation
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView, NotebookView, read_notebook
@@ -160,7 +161,7 @@ def _outcome(cell: PlannedCell, result: GroupResult, interrupted: bool) -> _Foun
     if shared is None or not cell.batches <= result.generations.keys():
         why = "interrupted" if interrupted and not result.problem else result.problem
         return decide(Facts(problems=(f"not run: {why or 'the engine ended early'}",))), None
-    actual = _stamp(cell, result.generations, shared)
+    actual = _stamp(cell, result, shared)
     source = str(source_digest(cell.view.source))
     if result.group.settings.engine == VLLM_SERVER:
         actual = replace(actual, level=Level.SEEDED)
@@ -178,9 +179,13 @@ def _in_order(cell: PlannedCell, refusals: Mapping[tuple[int, int], str]) -> tup
     return tuple(found)
 
 
-def _stamp(cell: PlannedCell, generations: _ByPlace, shared: Circumstances) -> Stamp:
-    """Return the stamp of the replayed calls, as the recorded session would have made it."""
-    reference = cell.stamp
+def _stamp(cell: PlannedCell, result: GroupResult, shared: Circumstances) -> Stamp:
+    """Return the stamp of the replayed calls, as the recorded session would have made it.
+
+    Whether it goes beyond the self-test's reach follows from the batches that were run.
+    """
+    reference, generations = cell.stamp, result.generations
+    batches = [result.group.batches[number].requests for number in sorted(cell.batches)]
     calls = tuple(
         Call(call.requests, _of_call(places, generations))
         for call, places in zip(reference.calls, cell.places, strict=True)
@@ -193,6 +198,8 @@ def _stamp(cell: PlannedCell, generations: _ByPlace, shared: Circumstances) -> S
         calls=calls,
         late=shared.late,
         self_test=shared.self_test,
+        reach=shared.reach,
+        beyond_reach=goes_beyond(shared.reach, batches, shared.fingerprint),
     )
 
 

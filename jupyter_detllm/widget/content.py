@@ -18,6 +18,7 @@ from jupyter_detllm.render.metrics_plot import Plot, plot_of
 from jupyter_detllm.render.visible import clip, visible
 
 if TYPE_CHECKING:
+    from jupyter_detllm.invariance.base import KernelRow
     from jupyter_detllm.invariance.selftest import Row
     from jupyter_detllm.kernel.ledger import Emitted
     from jupyter_detllm.kernel.session import Session
@@ -131,14 +132,20 @@ def _heading(session: Session) -> str:
 
 
 def _self_test(session: Session) -> tuple[str, ...]:
-    """Return the method and what was found, then one line per composition."""
+    """Return the method and what was found, then one line per kernel and composition."""
     test = getattr(session.engine, "self_test", None)
     notice = (session.notice,) if session.notice else ()
     if test is None:
         return tuple(map(_text, notice))
     method = getattr(session.engine, "method", "")
-    rows = [_composition(row) for row in getattr(test, "rows", ())]
+    rows = [_kernel(row) for row in getattr(test, "kernels", ())]
+    rows += [_composition(row) for row in getattr(test, "rows", ())]
     return tuple(_text(line) for line in (f"{method}: {test}", *notice, *rows))
+
+
+def _kernel(row: KernelRow) -> str:
+    difference = f"; {row.first}" if row.first else ""
+    return f"{row.name}: {row.bitwise} of {row.compared} equal{difference}"
 
 
 def _composition(row: Row) -> str:

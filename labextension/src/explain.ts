@@ -106,6 +106,9 @@ export function explain(outcome: IOutcome): ILine[] {
     return outcome.reasons.slice(0, 4).map(text => ({ label: 'why', text: clip(text, WIDE) }));
   }
   const lines = cause(outcome.facts.fields);
+  for (const text of outcome.facts.possibleCauses) {
+    lines.push({ label: '', text: clip(text, WIDE) });
+  }
   const comparison = outcome.facts.comparison;
   const pair = comparison?.first;
   if (!comparison || !pair) {

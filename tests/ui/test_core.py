@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.notebook import check_cell, read_notebook
 from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.errors import NotebookError
-from tests.builders import cell, make_stamp, notebook, promoted, stamped_cell
+from tests.builders import cell, make_stamp, notebook, promoted, stamped_cell, with_actual
 from tests.ui.lab import Front
 from tests.unit.test_promotion import books
 from tests.vectors.make_vectors import FOLDER
@@ -144,6 +146,25 @@ def test_promotion_and_verdicts_of_the_vectors(core: Front) -> None:
             assert got[update]["after"] == case[update]["after"]
 
 
+@pytest.mark.parametrize("beyond", [(True, False), (False, True), (False, False)])
+def test_a_possible_cause_beyond_a_reach_is_named_alike(
+    core: Front, beyond: tuple[bool, bool]
+) -> None:
+    source = "%%detgen haiku\nx"
+    left, right = (
+        replace(
+            make_stamp(source, [text], name="haiku", level=Level.INVARIANT),
+            reach=Reach(1608, 1),
+            beyond_reach=is_beyond,
+        )
+        for text, is_beyond in zip(("An old pond.", "An old well."), beyond, strict=True)
+    )
+    book = with_actual(promoted(stamped_cell(source, left)), 1, right)
+    (found,) = in_browser(core, book)
+    assert found == in_python(book)
+    assert ("beyond" in str(found["reasons"])) is any(beyond)
+
+
 _EXAMPLES = settings(
     max_examples=12,
     deadline=None,
@@ -185,6 +206,7 @@ def damaged(book: Book, path: tuple[Any, ...], value: Any) -> Book:
 
 def test_both_sides_take_any_damage_alike(core: Front) -> None:
     stamp = make_stamp("%%detgen haiku\nx", ["An old pond."], name="haiku", late=["A"])
+    stamp = replace(stamp, reach=Reach(8, 2), beyond_reach=True)
     book = promoted(stamped_cell("%%detgen haiku\nx", stamp), cell("1 + 1"))
     book = promote(
         {**book, "cells": [*book["cells"], stamped_cell("%%detgen b\ny", run_id="r")]}, Update.NEW

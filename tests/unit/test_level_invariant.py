@@ -17,12 +17,13 @@ import jupyter_detllm as det
 from jupyter_detllm.cli import main
 from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.fields import FIELDS, Role
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.engines.base import Engine, EngineSpec, Invariant
 from jupyter_detllm.engines.fake import FakeEngine
 from jupyter_detllm.engines.fake_options import BREAKS
 from jupyter_detllm.errors import EngineError, InvarianceError, UsageError
 from jupyter_detllm.invariance import cache
+from jupyter_detllm.invariance.base import KernelRow
 from jupyter_detllm.invariance.cache import key_of, recall, remember
 from jupyter_detllm.invariance.plan import Form, Room, plan_test
 from jupyter_detllm.invariance.selftest import Row, SelfTest, room_of, run_test
@@ -65,7 +66,8 @@ def test_an_engine_that_holds_is_proven_and_says_by_what() -> None:
     assert isinstance(engine, Invariant)
     assert engine.method == engine.fields()["engine.invariance"] == "fake"
     assert str(engine.self_test) == (
-        "short self-test: 12 of 12 completions bitwise equal in 3 compositions"
+        "short self-test: 22 of 22 completions bitwise equal in 5 compositions; "
+        "reaches 4,096 tokens, 256 sequences"
     )
 
 
@@ -135,8 +137,9 @@ def test_a_short_context_shortens_the_prompts() -> None:
 def test_a_composition_that_was_not_reached_says_so() -> None:
     engine = started()
     plan = plan_test(Form.SHORT, Room(prefix_cache=True))  # the fake engine caches nothing
-    row = run_test(engine, plan, method="fake").rows[-1]
-    assert (row.composition, row.reached, row.held) == ("after cache warm-up", False, True)
+    rows = {row.composition: row for row in run_test(engine, plan, method="fake").rows}
+    for name in ("after cache warm-up", "after a cached prefix"):
+        assert (rows[name].reached, rows[name].held) == (False, True)
 
 
 # --- what is remembered ---------------------------------------------------------------------
@@ -212,11 +215,21 @@ def test_only_what_held_is_remembered_and_a_spoilt_file_is_none() -> None:
     key = key_of(environment_fingerprint(None, engine), engine.model(), "x", Form.SHORT)
     remember(key, SelfTest("x", Form.SHORT, (Row("together", 2, 2, 1),)))
     assert recall(key) is None
-    held = SelfTest("x", Form.SHORT, (Row("together", 2, 2, 2),))
+    kernels = (KernelRow("attention", 3, 3),)
+    row = Row("together", 2, 2, 2)
+    held = SelfTest("x", Form.SHORT, (row,), kernels=kernels, reach=Reach(4, 5))
     remember(key, held)
     assert recall(key) == replace(held, cached=True)
     path = cache._entry(key)
-    for damage in ({"key": "other"}, {"test": {"rows": []}}, {"test": None}):
+    test: Any = held.to_json()
+    for damage in (
+        {"key": "other"},
+        {"test": {"rows": []}},
+        {"test": None},
+        {"test": {**test, "reach": None}},
+        {"test": {**test, "reach": {"tokens": "4", "sequences": 5}}},
+        {"test": {**test, "kernels": [{**test["kernels"][0], "bitwise": 2}]}},
+    ):
         path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
         assert recall(key) is None
         remember(key, held)
@@ -235,7 +248,10 @@ def test_the_default_is_invariant_where_it_holds() -> None:
     )
     session.use("fake", {}, Settings(seed=7))
     assert engine_text(session) == "engine ready: fake, level invariant"
-    assert "method   fake: short self-test: 12 of 12" in status_text(session)
+    assert "method   fake: short self-test: 22 of 22" in status_text(session)
+    assert "; reaches 4,096 tokens, 256 sequences" in status_text(session)
+    reach = session.fingerprint().informational["engine.invariance_reach"]
+    assert reach == "4,096 tokens, 256 sequences"
     assert session.fingerprint().numerics["engine.invariance"] == "fake"
 
 
@@ -337,7 +353,7 @@ def test_the_python_api_warns_when_it_falls_back() -> None:
         stamp = det.last_stamp()
         assert stamp is not None
         assert stamp.level is Level.INVARIANT
-        assert stamp.self_test.startswith("short self-test: 12 of 12")
+        assert stamp.self_test.startswith("short self-test: 22 of 22")
     finally:
         det.release()
 

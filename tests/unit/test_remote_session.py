@@ -120,13 +120,17 @@ def test_a_server_of_ours_tells_all_and_is_bounded() -> None:
 
 def test_invariant_is_claimed_on_the_self_test_alone() -> None:
     with serving(record=RECORD) as server:
-        session = used(server)
+        session = used(server, concurrency=8)
         assert session.spec is not None
         assert session.spec.level is Level.INVARIANT
         cell, _ = answered(session)
         stamp = cell.stamp("source")
         assert stamp.self_test.startswith("short self-test")
         assert stamp.fingerprint.values()["engine.unproven"] == "word"
+        # No more requests are on the way at a time, and so in a step, than that.
+        assert stamp.reach.sequences == 8
+        assert stamp.reach.tokens > 1500
+        assert not stamp.beyond_reach
         session.release()
         server.sensitive = True
         with pytest.raises(InvarianceError, match="does not hold"):

@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Prompt, PromptKind
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import EngineSpec, TokenScore
 from jupyter_detllm.errors import EngineError, ModelError
@@ -59,7 +59,9 @@ def test_events_are_heard_as_they_were_said() -> None:
     lines: list[str] = []
     teller, heard = JsonListener(lines.append), Heard()
     scores = Scores(1, 0, (TokenScore(-0.1, 5, -0.1), TokenScore(float("-inf"), 7, -2.5)))
-    shared = Circumstances(MODEL, Fingerprint.build(MACHINE), ("OMP_NUM_THREADS",), "held")
+    shared = Circumstances(
+        MODEL, Fingerprint.build(MACHINE), ("OMP_NUM_THREADS",), "held", Reach(9, 8)
+    )
     said: list[tuple[Any, ...]] = [
         ("stage", "importing vLLM"),
         ("other_model", ModelIdentity("x", MODEL.weights)),

@@ -17,6 +17,7 @@ import pytest
 from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.fieldspec import Group
 from jupyter_detllm.core.levels import Level
+from jupyter_detllm.invariance.base import KernelRow
 from jupyter_detllm.invariance.plan import Form
 from jupyter_detllm.invariance.selftest import Row, SelfTest
 from jupyter_detllm.kernel.ledger import Emitted
@@ -99,6 +100,9 @@ def test_self_test_results_stand_line_by_line(
     assert "&lt;b&gt;other" in panel_html(content)
     monkeypatch.setattr(session.engine, "self_test", replace(test, cached=True))
     assert content_of(session) == content
+    kernels = (KernelRow("linear", 4, 3, "row 2"),)
+    monkeypatch.setattr(session.engine, "self_test", replace(test, kernels=kernels))
+    assert content_of(session).self_test[1] == "linear: 3 of 4 equal; row 2"
 
 
 def test_why_a_level_was_not_had_stands_in_place_of_a_self_test(session: Session) -> None:

@@ -19,6 +19,7 @@ export const FIELDS: { readonly [name: string]: readonly [boolean, number, strin
   "engine.dtype": [true, 92, "Another type rounds differently everywhere."],
   "engine.executor": [true, 43, "An engine in its own process schedules requests by timing."],
   "engine.invariance": [true, 81, "The method chooses the kernels."],
+  "engine.invariance_reach": [false, 23, "It changes no result; beyond it, batch composition is a possible cause."],
   "engine.kv_blocks": [false, 27, "It matters only when blocks run out and requests are preempted."],
   "engine.kv_cache_dtype": [true, 83, "A smaller type rounds every key and value."],
   "engine.logprobs_mode": [true, 32, "It changes evidence, not tokens."],

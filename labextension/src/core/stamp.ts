@@ -50,6 +50,13 @@ export interface ICall {
   readonly attempt: IAttempt | null;
 }
 
+/** How far a self-test reaches, and whether a request or a call goes beyond that. */
+export interface IReach {
+  readonly tokens: number;
+  readonly sequences: number;
+  readonly beyond: boolean;
+}
+
 export interface IStamp {
   readonly name: string;
   readonly level: string;
@@ -60,6 +67,8 @@ export interface IStamp {
   readonly fingerprintDigest: string;
   readonly late: readonly string[];
   readonly selfTest: string;
+  /** How far the self-test reaches; null where it showed nothing. */
+  readonly reach: IReach | null;
   readonly calls: readonly ICall[];
   /** The digest as stored, which is that of the stored content. */
   readonly storedDigest: string;
@@ -160,7 +169,16 @@ function parse(reader: Reader): IStamp {
     calls: found,
     late: reader.texts('late'),
     selfTest: reader.text('self_test'),
+    reach: reader.has('reach') ? readReach(reader.sub('reach')) : null,
     storedDigest: reader.digest('digest')
+  };
+}
+
+function readReach(reader: Reader): IReach {
+  return {
+    tokens: reader.integer('tokens'),
+    sequences: reader.integer('sequences'),
+    beyond: reader.flag('beyond')
   };
 }
 
@@ -374,6 +392,7 @@ export function knownDigest(stamp: IStamp): string {
     fingerprint_digest: stamp.fingerprintDigest,
     root_seed: stamp.rootSeed,
     late: stamp.late,
+    ...(stamp.reach === null ? {} : { reach: { ...stamp.reach } }),
     calls: stamp.calls.map(call => ({
       requests: call.requests.map(request => request.stored),
       batch: call.requests.map(request => request.digest),

@@ -24,6 +24,8 @@ export interface IFacts {
   readonly incomparable: readonly string[];
   readonly fields: readonly IFieldDiff[];
   readonly comparison: IComparison | null;
+  /** Says that a side lies beyond what its self-test showed; it decides no verdict. */
+  readonly possibleCauses: readonly string[];
 }
 
 export interface IOutcome {
@@ -41,7 +43,8 @@ export const NO_FACTS: IFacts = {
   sameRun: false,
   incomparable: [],
   fields: [],
-  comparison: null
+  comparison: null,
+  possibleCauses: []
 };
 
 /** Three significant digits, as Python's `.3g`. */
@@ -100,7 +103,7 @@ function match({ comparison }: IFacts): Reasons {
     : null;
 }
 
-function tokensMatch({ comparison }: IFacts): Reasons {
+function tokensMatch({ comparison, possibleCauses }: IFacts): Reasons {
   if (comparison === null || !comparison.pairs.length) {
     return null;
   }
@@ -111,7 +114,7 @@ function tokensMatch({ comparison }: IFacts): Reasons {
     return ['tokens are equal; evidence is absent on a side'];
   }
   const gap = comparison.gap === null ? '' : ` by up to ${threeDigits(comparison.gap)}`;
-  return [`tokens are equal; logprobs differ${gap}`];
+  return [`tokens are equal; logprobs differ${gap}`, ...possibleCauses];
 }
 
 export const RULES: readonly IRule[] = [
@@ -141,12 +144,16 @@ export const RULES: readonly IRule[] = [
   {
     name: 'drift',
     verdict: 'drift',
-    reasons: facts => (tokensDiffer(facts) ? some(facts.fields.map(diffText)) : null)
+    reasons: facts =>
+      tokensDiffer(facts) && facts.fields.length
+        ? [...facts.fields.map(diffText), ...facts.possibleCauses]
+        : null
   },
   {
     name: 'diverged',
     verdict: 'diverged',
-    reasons: facts => (tokensDiffer(facts) ? ['no numerics field differs'] : null)
+    reasons: facts =>
+      tokensDiffer(facts) ? ['no numerics field differs', ...facts.possibleCauses] : null
   },
   {
     name: 'cached',
@@ -196,8 +203,26 @@ export function factsOf(
     sameRun,
     incomparable: [...modelDifferences(left.model, right.model), ...level],
     fields: numerics(reference, actual, comparison),
-    comparison
+    comparison,
+    possibleCauses: beyond(left, right)
   };
+}
+
+/** Say that a stamp lies beyond its reach: the recorded one where both do. */
+function beyond(reference: IStamp, actual: IStamp): string[] {
+  const found = [reference.reach, actual.reach].find(reach => reach?.beyond);
+  if (!found) {
+    return [];
+  }
+  const shown = `${counted(found.tokens, 'token')}, ${counted(found.sequences, 'sequence')}`;
+  return [
+    `the request lies beyond what the self-test showed (${shown}): ` +
+      'batch composition is a possible cause'
+  ];
+}
+
+function counted(count: number, what: string): string {
+  return `${count.toLocaleString('en-US')} ${what}${count === 1 ? '' : 's'}`;
 }
 
 function numerics(reference: ISide, actual: ISide, comparison: IComparison): IFieldDiff[] {
