@@ -80,6 +80,12 @@ class FixedTiles(Method):
             return "it does not cover the engine option kv_cache_dtype"
         return ""
 
+    def uncovered(self, model: Any) -> str:
+        """Refuse latent attention (MLA), whose batched products do not go through a layer."""
+        if getattr(model, "use_mla", False):
+            return "multi-head latent attention (MLA) computes products that follow the batch"
+        return ""
+
     def environ(self) -> Mapping[str, str]:
         """Return the variable that keeps attention from splitting the KV range."""
         return {_SPLIT_KV: "0"}
@@ -151,10 +157,8 @@ def _check_engine(llm: Any) -> None:
         )
     if not config.enforce_eager:
         raise InvarianceError("the model is compiled and does not call its layers' functions")
-    if getattr(config, "use_mla", False):
-        raise InvarianceError(
-            "multi-head latent attention (MLA) computes batched products that follow the batch"
-        )
+    if why := FixedTiles().uncovered(config):
+        raise InvarianceError(why)
 
 
 # --- linear layers -------------------------------------------------------------------

@@ -14,6 +14,7 @@ divided, so a prefill is handed over as one request per tile, cut at absolute po
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ Linear = Callable[[Any, Any, Any], Any]
 # --- matrix products -----------------------------------------------------------------
 
 _SMALL = 64
-_NARROW = (*range(1, 25), 28, 31, 32, 33, 36, 40, 41, 47, 48, 49, 55, 56, 57, 63, 64)
+_NARROW = tuple(range(1, _SMALL + 1))
 _WIDE = (
     65, 66, 68, 72, 80, 95, 96, 97, 100, 112, 127, 128, 129, 130, 132, 160, 191, 192, 193, 200,
     224, 255, 256, 257, 260, 288, 320, 384, 448, 500, 511, 512, 513, 576, 640, 700, 768, 896,
@@ -51,7 +52,7 @@ _OUTPUTS = 48_000
 """Outputs of the last row that are compared for few rows. After rounding to bfloat16 about one
 of 4,500 differs where a row is summed in another order (EPYC, K = 1,536)."""
 
-_CALLS = ((8, 80), (_SMALL, 16), (_WIDE[-1], 3))
+_CALLS = ((8, 80), (_SMALL, 8), (_WIDE[-1], 3))
 """Up to how many rows: at most so many calls, each with other rows."""
 
 _MOST_WORK = 3e10
@@ -205,19 +206,16 @@ def _digest(tensor: Any) -> bytes:
 
 
 def _narrow_group(bits: dict[int, bytes | None]) -> RowGroup | None:
-    """Return the finest rule for few rows within the largest group of equal results."""
-    sizes: dict[bytes, list[int]] = {}
-    for count, value in bits.items():
-        if value is not None:
-            sizes.setdefault(value, []).append(count)
-    if not sizes:
-        return None
-    members: list[int] = max(sizes.values(), key=lambda counts: (len(counts), counts[-1]))
-    for top in (_SMALL, 32, 16):
-        for step in _STEPS:
-            for least in range(step, top // 2 + 1, step):
+    """Return the finest rule by which few rows give equal results, over as many as hold.
+
+    Rather fewer rows in a product than more than eight that are made up.
+    """
+    for padding, top in itertools.product((8, 32), (_SMALL, 32, 16)):
+        for step in (number for number in _STEPS if number <= padding):
+            for least in range(step, min(padding, top // 2) + 1, step):
                 rule = [n for n in bits if least <= n <= top and n % step == 0]
-                if len(rule) > 1 and rule[-1] == top and set(rule).issubset(members):
+                values = {bits[n] for n in rule}
+                if rule[-1] == top and len(values) == 1 and None not in values:
                     return RowGroup(least, step, top, step, top)
     return None
 

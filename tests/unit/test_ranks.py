@@ -332,8 +332,8 @@ def test_on_cpu_two_ranks_refuse_the_level_with_one_reason(
     with pytest.raises(InvarianceError) as refused:
         InForce(spec)
     assert refused.value.what == (
-        "no method of batch invariance is for this engine (cpu-two-rows, cpu-rows-32, "
-        "cpu-tiles-16: the engine's workers are other processes with tensor or pipeline "
+        "no method of batch invariance is for this engine (cpu-fixed-tiles: "
+        "the engine's workers are other processes with tensor or pipeline "
         "parallelism; hopper-one-kernel, vllm-flag: it is for GPUs)"
     )
     assert InForce(EngineSpec("demo", Level.INVARIANT, options)).name == "sequential"

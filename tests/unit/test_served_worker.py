@@ -13,7 +13,7 @@ import pytest
 from jupyter_detllm import probes
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance import _plugin
-from jupyter_detllm.invariance.cpu import Tiles16
+from jupyter_detllm.invariance.cpu import FixedTiles
 
 
 class Config:
@@ -73,9 +73,9 @@ def test_the_first_rank_writes_what_is_in_force(
 
     monkeypatch.setattr(probes, "collect_environment", with_torch)
     installed: list[Any] = []
-    monkeypatch.setattr(Tiles16, "install", lambda self, llm: installed.append(llm))
+    monkeypatch.setattr(FixedTiles, "install", lambda self, llm: installed.append(llm))
     monkeypatch.setenv(_plugin.STATE_VARIABLE, str(tmp_path))
-    monkeypatch.setenv(_plugin.VARIABLE, Tiles16.name)
+    monkeypatch.setenv(_plugin.VARIABLE, FixedTiles.name)
     _plugin.register()
     _plugin.register()
     second, first = worker(1), worker(0)
@@ -86,7 +86,7 @@ def test_the_first_rank_writes_what_is_in_force(
     assert len(installed) == 2, "once in each rank"
     assert installed[0].apply_model(lambda model: f"saw {model}") == ["saw the model"]
     found = json.loads((tmp_path / _plugin.WORKER_FILE).read_text())
-    assert found["method"] == Tiles16.name
+    assert found["method"] == FixedTiles.name
     assert found["eos"] == [2, [2, 5]]
     assert found["defaults"] == {"temperature": 0.6}
     assert found["vocabulary"] == 100
@@ -101,12 +101,12 @@ def test_the_first_rank_writes_what_is_in_force(
 def test_a_method_that_is_not_in_force_keeps_the_engine_from_starting(
     worker: type[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def refuse(self: Tiles16, llm: Any) -> None:
+    def refuse(self: FixedTiles, llm: Any) -> None:
         raise InvarianceError("a layer does not call the hook")
 
-    monkeypatch.setattr(Tiles16, "install", refuse)
+    monkeypatch.setattr(FixedTiles, "install", refuse)
     monkeypatch.setenv(_plugin.STATE_VARIABLE, str(tmp_path))
-    monkeypatch.setenv(_plugin.VARIABLE, Tiles16.name)
+    monkeypatch.setenv(_plugin.VARIABLE, FixedTiles.name)
     _plugin.register()
     with pytest.raises(InvarianceError, match="does not call the hook"):
         worker().load_model()
