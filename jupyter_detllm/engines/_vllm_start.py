@@ -20,6 +20,7 @@ from jupyter_detllm.engines._vllm_logs import (
     StageHandler,
     cause_line,
 )
+from jupyter_detllm.engines._vllm_mamba import complete_mamba
 from jupyter_detllm.engines._vllm_options import (
     check_options,
     engine_arguments,
@@ -35,7 +36,7 @@ from jupyter_detllm.errors import DetLLMError, EngineStartError, installing
 from jupyter_detllm.models import ResolvedModel
 from jupyter_detllm.probes.vision import REMOVE_VISION, misfit_here
 
-__all__ = ["Started", "start_llm", "unpack_convolutions"]
+__all__ = ["Started", "start_llm"]
 
 Report = Callable[[str], None]
 
@@ -142,24 +143,10 @@ def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) 
             llm = llm_class(**arguments)
             rebind_logger(log)
             if cpu and getattr(llm.llm_engine.engine_core, "engine_core", None) is not None:
-                llm.apply_model(unpack_convolutions)
+                llm.apply_model(complete_mamba)
             invariance.install(llm)
             ranks = Ranks(llm)
         return Started(llm, TorchState.current(), _compile_cache(llm), invariance, ranks)
-
-
-def unpack_convolutions(model: Any) -> None:
-    """Give Mamba's convolutions the weights back that vLLM 0.32 packs on CPU.
-
-    Where the processor has AVX512_BF16 it packs them for kernels that Mamba's mixer does not
-    call: that reads three dimensions, and fails at the first generation. Of the weights as
-    they were vLLM keeps a copy.
-    """
-    for module in model.modules():
-        layer = getattr(module, "conv1d", None)
-        plain = getattr(layer, "_cpu_unpacked_conv_weight", None)
-        if type(module).__name__ == "MambaMixer" and layer is not None and plain is not None:
-            layer.weight.data = plain.unsqueeze(1)
 
 
 def _import_vllm() -> tuple[Any, dict[str, type], bool]:

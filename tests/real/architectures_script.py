@@ -64,6 +64,7 @@ def one(model: str, options: dict[str, Any]) -> dict[str, Any]:
         "notice": [text for text in said if text.startswith("level ")],
         "starts": logs() - before,
         "together": together,
+        "prompts": [request.token_ids for request in stamp.calls[0].requests],
         "sampled": sampled,
         "again": together == bits(det.generate(PROMPTS, temperature=0, **ASKED)),
         "alone": together == alone,

@@ -58,6 +58,23 @@ def test_it_starts_once_and_generates_the_same_again(
     assert found["numerics"]["engine.max_model_len"] == (2048 if "mamba" in kind else LENGTH)
 
 
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_its_logprobs_are_those_of_transformers(
+    by_default: dict[str, dict[str, Any]], models: Path, kind: str
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(models / kind, dtype=torch.float32)
+    found = by_default[kind]
+    for prompt, (ids, _, chosen) in zip(found["prompts"], found["together"], strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *ids]])).logits[0]
+        scored = logits[len(prompt) - 1 : -1].log_softmax(-1)
+        expected = scored.gather(1, torch.tensor(ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(chosen), expected, atol=0.1, rtol=0.0)
+
+
 @pytest.mark.parametrize("kind", COVERED)
 def test_a_model_of_tables_and_plain_layers_is_batch_invariant(
     by_default: dict[str, dict[str, Any]], kind: str

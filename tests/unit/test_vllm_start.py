@@ -187,41 +187,6 @@ def test_where_one_at_a_time_will_do_no_config_is_read(monkeypatch: pytest.Monke
     in_force(monkeypatch, HOPPER).look_at(fail)
 
 
-# --- what vLLM leaves as it cannot run ---------------------------------------------------
-
-
-class Weight:
-    """A tensor by its shape."""
-
-    def __init__(self, *shape: int) -> None:
-        self.shape = shape
-        self.data: Any = self
-
-    def unsqueeze(self, where: int) -> Weight:
-        return Weight(*self.shape[:where], 1, *self.shape[where:])
-
-
-def mixer(name: str, *, packed: bool) -> Any:
-    layer = SimpleNamespace(weight=Weight(8, 4) if packed else Weight(8, 1, 4))
-    if packed:
-        layer._cpu_unpacked_conv_weight = Weight(8, 4)
-    found = type(name, (), {})()
-    found.conv1d = layer
-    return found
-
-
-def test_mambas_convolutions_get_their_weights_back_and_no_others() -> None:
-    modules = {
-        "packed": mixer("MambaMixer", packed=True),
-        "plain": mixer("MambaMixer", packed=False),
-        "other": mixer("GatedDeltaNet", packed=True),
-        "none": SimpleNamespace(),
-    }
-    _vllm_start.unpack_convolutions(SimpleNamespace(modules=modules.values))
-    shapes = {n: m.conv1d.weight.data.shape for n, m in modules.items() if n != "none"}
-    assert shapes == {"packed": (8, 1, 4), "plain": (8, 1, 4), "other": (8, 4)}
-
-
 # --- what a failed start says ---------------------------------------------------------------
 
 NMS = "RuntimeError: operator torchvision::nms does not exist"
