@@ -28,13 +28,17 @@ def report_of(folder: Path, name: str, actual: Run) -> Report:
     return check_paths([written(folder, name, with_actual(book(Run()), 1, actual.stamp()))])
 
 
-def judge(folder: Path, drifts: bool) -> Report:
-    """Check a cell that asks about another's text, which is another on this machine."""
+def judge(folder: Path, drifts: bool, *, elsewhere: int = 2) -> Report:
+    """Check a cell that asks about another's text, which is another on this machine.
+
+    The first `elsewhere` cells were recorded on another machine.
+    """
     texts = ["The sky is blue.", "The sky is grey." if drifts else "The sky is blue."]
     sources = [f"%%detgen {name}\nx" for name in ("answers", "judge")]
     data = promoted(*(stamped_cell(source, made(source, texts[0])) for source in sources))
     for number, source in enumerate(sources, start=1):
-        again = made(source, texts[1], fields={"hardware.cpu_isa": "another"} if drifts else {})
+        other = drifts and number <= elsewhere
+        again = made(source, texts[1], fields={"hardware.cpu_isa": "another"} if other else {})
         data = with_actual(data, number, again)
     return check_paths([written(folder, f"judge-{drifts}", data)])
 
@@ -114,6 +118,13 @@ def test_a_cell_that_asks_about_what_drifted_is_another_machines_too(
     assert verdicts == [Verdict.DRIFT, Verdict.STALE]
     assert repeated(runs, reports["judged"], judge(tmp_path, drifts=False))
     assert runs.promoted == [NAME]
+
+
+def test_other_requests_under_the_same_fingerprint_fail(runs: Runs, tmp_path: Path) -> None:
+    report = judge(tmp_path, drifts=True, elsewhere=1)
+    assert [cell.verdict for cell in report.cells] == [Verdict.DRIFT, Verdict.STALE]
+    assert not repeated(runs, report)
+    assert not runs.promoted
 
 
 def test_other_tokens_under_the_same_fingerprint_fail(
