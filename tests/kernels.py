@@ -12,6 +12,7 @@ from typing import Any
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.stamp_reader import read_stamp
+from tests.waiting import HANGS
 
 __all__ = [
     "LOAD",
@@ -41,7 +42,7 @@ def execute(*sources: str, allow_errors: bool = True, **options: Any) -> list[Ce
     notebook = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(
         notebook,
-        timeout=60,
+        timeout=HANGS,
         kernel_name="python3",
         allow_errors=allow_errors,
         record_timing=False,
@@ -146,7 +147,7 @@ class LiveKernel:
         else:
             raise AssertionError("the cell did not end")
         while not reply.status:
-            message = self.client.get_shell_msg(timeout=30)
+            message = self.client.get_shell_msg(timeout=HANGS)
             if message["parent_header"].get("msg_id") == msg_id:
                 reply.status = message["content"]["status"]
         return reply

@@ -22,6 +22,7 @@ from jupyter_detllm.core.stamp import Stamp, source_digest
 from jupyter_detllm.verify.bisect_run import run_in_child
 from tests.builders import promoted, stamped_cell, with_actual
 from tests.kernels import LOAD, errors, execute, text
+from tests.waiting import HANGS
 
 SOURCE = "%%detgen two\nOne.\n---\nTwo."
 CLI = [sys.executable, "-m", "jupyter_detllm", "bisect"]
@@ -59,7 +60,7 @@ def write(folder: Path, reference: Stamp, actual: Stamp) -> str:
 
 def bisect(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*CLI, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
+        [*CLI, *arguments], capture_output=True, text=True, timeout=HANGS, check=False, **options
     )
 
 
@@ -232,7 +233,7 @@ def test_no_child_outlives_the_command(here: Path, number: signal.Signals) -> No
         assert children
         time.sleep(1.0)
         process.send_signal(number)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=HANGS)
     finally:
         process.kill()
         process.communicate()

@@ -147,7 +147,6 @@ def test_damage_is_never_a_traceback_nor_a_match(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_much_damage(tmp_path: Path) -> None:
     assert fuzz(random.SystemRandom().randrange(10**6, 10**12), LONG, tmp_path) > 1000
 

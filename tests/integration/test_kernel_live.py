@@ -13,6 +13,7 @@ import pytest
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
 from jupyter_detllm.core.promotion import reference_json
 from tests.kernels import LOAD, USE, LiveKernel, Reply, live_kernel
+from tests.waiting import HANGS
 
 
 @pytest.fixture
@@ -195,12 +196,12 @@ def test_only_show_makes_a_widget_and_static_makes_none(kernel: LiveKernel) -> N
 
 def test_completion_and_help_as_a_front_end_asks(kernel: LiveKernel) -> None:
     def complete(code: str) -> list[str]:
-        message = kernel.client.complete(code, len(code), reply=True, timeout=30)
+        message = kernel.client.complete(code, len(code), reply=True, timeout=HANGS)
         return list(message["content"]["matches"])
 
     assert complete("%detllm st") == ["status", "stamps"]
     assert complete("%detllm show --") == ["--static"]
     assert complete("%%detgen --te") == ["--text", "--temperature"]
     assert complete("%det") == ["%%detgen", "%detllm"]
-    content = kernel.client.inspect("%detllm", 5, reply=True, timeout=30)["content"]
+    content = kernel.client.inspect("%detllm", 5, reply=True, timeout=HANGS)["content"]
     assert "%detllm use demo" in content["data"]["text/plain"]

@@ -29,6 +29,7 @@ from tests.builders import cell, notebook
 from tests.fakes import Run
 from tests.kernels import LOAD, USE
 from tests.replaying import book, written
+from tests.waiting import HANGS
 
 HAIKU = "%%detgen haiku\nWrite a haiku."
 TWO = "%%detgen two --temperature 0.8 --max-tokens 16\nOne.\n---\nTwo."
@@ -256,7 +257,7 @@ def test_an_interrupt_prints_what_is_done_and_ends_with_130(
             break
     time.sleep(3)  # the first cell is done, the second is not
     process.send_signal(number)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=HANGS)
     assert process.returncode == 130
     assert "cell 1 (a): match" in out
     assert "not run: interrupted" in out

@@ -19,6 +19,7 @@ from jupyter_detllm.verify.execution import ExecutionOptions
 from jupyter_detllm.verify.report import Report
 from jupyter_detllm.verify.rerun import rerun_paths
 from tests.builders import cell, notebook
+from tests.waiting import HANGS
 
 LOAD = "%load_ext jupyter_detllm"
 USE = "%detllm use fake"
@@ -224,7 +225,7 @@ def test_an_interrupt_ends_the_kernel_and_says_one_line(
     assert any(until in line for line in process.stderr)
     time.sleep(delay)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANGS)
     assert process.returncode == 130
     assert out == ""
     assert err.splitlines()[-1] == "jupyter detllm: interrupted"

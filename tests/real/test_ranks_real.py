@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import HANGS
 from tools.even_heads import even_heads
 
 HERE = Path(__file__).parent
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),  # three engines of two processes, one after the other
     pytest.mark.skipif(
         len(os.sched_getaffinity(0)) < 2, reason="two ranks are bound to two processors"
     ),
@@ -40,7 +40,7 @@ def told(script: str, model: Path, file: Path) -> dict[str, Any]:
         env={**os.environ, "VLLM_CPU_OMP_THREADS_BIND": cpus, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=HANGS,
         check=False,
         start_new_session=True,  # the script interrupts its whole group
     )

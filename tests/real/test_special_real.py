@@ -15,6 +15,7 @@ from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.models.adapter import read_adapter
 from tests.builders import notebook, stamped_cell
 from tests.special_models import PLAIN, QUANTISED, lora_adapter, tiny_model
+from tests.waiting import HANGS
 
 SCRIPT = Path(__file__).with_name("special_script.py")
 CELLS = 5
@@ -37,7 +38,7 @@ def models(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def generated(model: str | Path, folder: Path, **options: Any) -> dict[str, Any]:
     out = folder / "out.json"
     argv = [sys.executable, str(SCRIPT), str(model), str(out), json.dumps(options)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(out.read_text())
     return found
@@ -55,7 +56,7 @@ def notebook_of(found: dict[str, Any], folder: Path) -> Path:
 def replayed(path: Path, *models: Path) -> dict[str, Any]:
     argv = [sys.executable, "-m", "jupyter_detllm", "replay", str(path), "--json", "--quiet"]
     argv += [text for model in models for text in ("--allow-model", str(model))]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=HANGS, check=False)
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 

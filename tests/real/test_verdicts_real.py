@@ -16,6 +16,7 @@ from jupyter_detllm.core.evidence import MarginClass
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Outcome, Verdict, decide, facts_of
+from tests.waiting import HANGS
 
 SCRIPT = Path(__file__).with_name("verdict_script.py")
 
@@ -24,7 +25,7 @@ SCRIPT = Path(__file__).with_name("verdict_script.py")
 def stamps(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     scratch = tmp_path_factory.mktemp("verdicts")
     command = [sys.executable, str(SCRIPT), str(demo_model), str(scratch)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     loaded: dict[str, Any] = json.loads((scratch / "stamps.json").read_text(encoding="utf-8"))
     return loaded

@@ -72,7 +72,6 @@ def seconds_of(engine: VLLMOfflineEngine, call: tuple[GenerationRequest, ...]) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_thirty_random_moments(
     vllm_engine: VLLMOfflineEngine,
     calls: list[tuple[GenerationRequest, ...]],
