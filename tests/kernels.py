@@ -43,6 +43,7 @@ def execute(*sources: str, allow_errors: bool = True, **options: Any) -> list[Ce
     NotebookClient(
         notebook,
         timeout=HANGS,
+        startup_timeout=HANGS,
         kernel_name="python3",
         allow_errors=allow_errors,
         record_timing=False,
@@ -128,7 +129,7 @@ class LiveKernel:
 
     def _collect(self, msg_id: str, interrupt_on: str | None) -> Reply:
         reply = Reply("")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANGS
         while time.monotonic() < deadline:
             try:
                 message = self.client.get_iopub_msg(timeout=1)
@@ -158,7 +159,7 @@ def live_kernel(name: str = "python3") -> Iterator[LiveKernel]:
     """Start the kernel of that name and shut it down."""
     from jupyter_client.manager import start_new_kernel
 
-    manager, client = start_new_kernel(kernel_name=name)
+    manager, client = start_new_kernel(HANGS, kernel_name=name)
     try:
         yield LiveKernel(manager, client)
     finally:

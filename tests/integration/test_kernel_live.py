@@ -29,8 +29,8 @@ def stamp(reply: Reply) -> dict[str, dict[str, Any]]:
 
 
 def test_an_interrupt_is_one_line_and_the_next_cell_works(kernel: LiveKernel) -> None:
-    kernel.run("%detllm use fake delay_ms=40")
-    source = "%%detgen x --temperature 0 --max-tokens 8\nHello"
+    kernel.run("%detllm use fake delay_ms=400")
+    source = "%%detgen x --temperature 0 --max-tokens 3\nHello"
     before = stamp(kernel.run(source))
     slow = "%%detgen --temperature 0.9\n" + "\n---\n".join(f"Prompt {i}" for i in range(40))
     reply = kernel.run(slow, interrupt_on="generating: ")
@@ -50,7 +50,7 @@ def test_an_interrupt_is_one_line_and_the_next_cell_works(kernel: LiveKernel) ->
 
 
 def test_an_interrupted_start_leaves_no_engine(kernel: LiveKernel) -> None:
-    reply = kernel.run("%detllm use fake start_delay_ms=20000", interrupt_on="starting the fake")
+    reply = kernel.run("%detllm use fake start_delay_ms=3600000", interrupt_on="starting the fake")
     assert reply.status == "error"
     assert "interrupted while the engine was starting" in reply.of("error")[0]["evalue"]
     assert kernel.run(USE).status == "ok"

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.vllm_remote import VLLMRemoteEngine
 from tests import engine_contract
-from tests.waiting import HANGS
+from tests.waiting import HANGS, until
 
 pytest.importorskip("httpx")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and process groups")
@@ -113,10 +112,7 @@ def test_a_killed_command_leaves_no_server(model: Path) -> None:
         assert answers(url)
         process.kill()
         process.wait()
-        deadline = time.monotonic() + 15
-        while answers(url) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not answers(url)
+        until(lambda: not answers(url), "the server's end")
 
 
 def answers(url: str) -> bool:

@@ -17,6 +17,7 @@ from jupyter_detllm.core.notebook import KEY, RUN_KEY, check_cell, read_notebook
 from jupyter_detllm.core.promotion import Update, promote
 from tests.builders import make_stamp, notebook, stamped_cell, with_actual
 from tests.ui.lab import LOAD, USE, Front, drift
+from tests.waiting import HANGS
 
 Book = dict[str, Any]
 ONE = "%%detgen one --max-tokens 10\nWrite one."
@@ -496,7 +497,9 @@ def executed(path: Path, *sources: str) -> Book:
     from nbclient import NotebookClient
 
     node = nbformat.reads(path.read_text(), as_version=4)
-    NotebookClient(node, kernel_name="python3", record_timing=False).execute()
+    NotebookClient(
+        node, kernel_name="python3", record_timing=False, startup_timeout=HANGS
+    ).execute()
     path.write_text(nbformat.writes(node) + "\n")
     found: Book = json.loads(path.read_text())
     return found
