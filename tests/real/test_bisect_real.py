@@ -54,7 +54,8 @@ def test_alone_instead_of_batched_is_named(
     requests = build_requests(resolved, root_seed=0, name="three")
     alone, together = stamp(vllm_engine, requests, 1), stamp(vllm_engine, requests, 3)
     effect = compare_calls(alone.calls, together.calls)
-    assert effect.evidence is EvidenceState.DIFFERS, "this machine shows no batch effect"
+    if effect.evidence is not EvidenceState.DIFFERS:
+        pytest.skip("no bit differed: this machine shows no batch effect among three")
 
     cell = read_notebook(book(alone, together)).cells[0]
     report = bisect_cell("a.ipynb", cell, BisectOptions(Policy.parse("bitwise"), timeout=HANGS))
