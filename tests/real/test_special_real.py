@@ -104,9 +104,7 @@ def test_beam_search_repeats_replays_and_is_ranked_by_its_score(
     # Each order is that of its own penalty; whether the orders differ is up to the processor.
     calls = [call for stamp in found["stamps"][2:] for call in stamp["calls"]]
     requests = [request for call in calls for request in call["requests"]]
-    penalties = {
-        request["params"]["length_penalty"] for call in calls for request in call["requests"]
-    }
+    penalties = {request["params"]["length_penalty"] for request in requests}
     assert len(penalties) == 3
     assert replayed(notebook_of(found, tmp_path))["verdicts"] == {"match": CELLS}
 
