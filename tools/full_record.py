@@ -17,7 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree
 
-from jupyter_detllm.probes.cpu import cpu
 from tools.requirements import ROOT
 from tools.simulated import KINDS
 
@@ -116,6 +115,8 @@ class Record:
             _write(RESULT, found)
 
     def _run(self) -> dict[str, object]:
+        from jupyter_detllm.probes.cpu import cpu
+
         return {
             "command": self.command,
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),

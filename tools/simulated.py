@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from jupyter_detllm.probes.cpu import cpu
-
 __all__ = ["KINDS", "LIMITS", "Kind", "lacking"]
 
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
@@ -41,4 +39,8 @@ KINDS: Mapping[str, Kind] = {
 
 def lacking(kind: str, flags: Iterable[str] | None = None) -> tuple[str, ...]:
     """Return which flags a kind needs and a processor has not: this one, or one with `flags`."""
-    return tuple(sorted(KINDS[kind].needs - set(cpu().flags if flags is None else flags)))
+    if flags is None:  # imported here: the stages' plan is read before anything is installed
+        from jupyter_detllm.probes.cpu import cpu
+
+        flags = cpu().flags
+    return tuple(sorted(KINDS[kind].needs - set(flags)))
