@@ -236,8 +236,10 @@ def test_a_forked_child_opens_the_file_anew(store: TextStore) -> None:
 WRITER = """
 import sys
 from pathlib import Path
+from jupyter_detllm.cache import store as module
 from jupyter_detllm.cache.store import TextStore
 from jupyter_detllm.core.canonical import digest_of
+module._WAIT = 600.0  # the others may be slow
 store, name = TextStore(Path(sys.argv[1])), sys.argv[2]
 print("ready", flush=True)
 i = 0
