@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs examples test-unit test-real test-ui test-full setup clean
+.PHONY: help demo test lint docs examples test-unit test-real test-ui test-full test-simulated setup clean
 
 # The first interpreter that is new enough and can create environments.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -32,6 +32,7 @@ help:
 	@echo 'make test-real  tests with the real engine'
 	@echo 'make test-ui    tests in JupyterLab and Notebook 7, in a browser'
 	@echo 'make test-full  make test and the slow tests, older JupyterLabs included'
+	@echo 'make test-simulated  make test under each simulated kind of processor'
 	@echo 'make clean      remove the environment and every build product'
 
 setup:
@@ -64,7 +65,10 @@ test-ui: setup
 	@$(STAGES) ui
 
 test-full: setup
-	@$(STAGES) lint docs examples-full full
+	@$(STAGES) lint docs examples-full full simulated
+
+test-simulated: setup
+	@$(STAGES) --as all
 
 clean:
 	rm -rf .venv .venv-home .venv-labs build dist .coverage .coverage.* htmlcov .hypothesis \

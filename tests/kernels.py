@@ -12,6 +12,7 @@ from typing import Any
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.stamp_reader import read_stamp
+from tests.waiting import HANGS
 
 __all__ = [
     "LOAD",
@@ -41,7 +42,8 @@ def execute(*sources: str, allow_errors: bool = True, **options: Any) -> list[Ce
     notebook = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(
         notebook,
-        timeout=60,
+        timeout=HANGS,
+        startup_timeout=HANGS,
         kernel_name="python3",
         allow_errors=allow_errors,
         record_timing=False,
@@ -127,7 +129,7 @@ class LiveKernel:
 
     def _collect(self, msg_id: str, interrupt_on: str | None) -> Reply:
         reply = Reply("")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANGS
         while time.monotonic() < deadline:
             try:
                 message = self.client.get_iopub_msg(timeout=1)
@@ -146,7 +148,7 @@ class LiveKernel:
         else:
             raise AssertionError("the cell did not end")
         while not reply.status:
-            message = self.client.get_shell_msg(timeout=30)
+            message = self.client.get_shell_msg(timeout=HANGS)
             if message["parent_header"].get("msg_id") == msg_id:
                 reply.status = message["content"]["status"]
         return reply
@@ -157,7 +159,7 @@ def live_kernel(name: str = "python3") -> Iterator[LiveKernel]:
     """Start the kernel of that name and shut it down."""
     from jupyter_client.manager import start_new_kernel
 
-    manager, client = start_new_kernel(kernel_name=name)
+    manager, client = start_new_kernel(HANGS, kernel_name=name)
     try:
         yield LiveKernel(manager, client)
     finally:

@@ -15,6 +15,7 @@ from jupyter_detllm.core.promotion import Update
 from jupyter_detllm.verify.rerun import rerun_paths
 from jupyter_detllm.verify.service import check_paths
 from tests.builders import cell, make_stamp, notebook, promoted, stamped_cell, with_actual
+from tests.waiting import HANGS
 
 __all__ = ["LOAD", "TRACE", "TWO", "USE", "Runs", "book", "executed", "source_of", "verified"]
 
@@ -63,7 +64,7 @@ class Runs:
         """Run pytest with our plugin, and with `plugins`, and no other."""
         chosen = [f"-p{name}" for name in ("jupyter_detllm.pytest_plugin", *plugins)]
         result = self.pytester.runpytest_subprocess(
-            *chosen, "-pno:cacheprovider", "-Werror", *arguments, timeout=120
+            *chosen, "-pno:cacheprovider", "-Werror", *arguments, timeout=HANGS
         )
         for line in (*result.outlines, *result.errlines):
             assert "Traceback (most recent" not in line

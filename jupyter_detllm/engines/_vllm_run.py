@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,7 @@ class Ticker:
         interrupt: DeferredInterrupt,
         *,
         beam: bool = False,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine = engine
         self._jobs = jobs
@@ -88,7 +89,8 @@ class Ticker:
         self._going_on = 0
         self._kv_manager = kv_manager(engine)
         self._kv_peak = 0.0
-        self._start = time.perf_counter()
+        self._now = now
+        self._start = now()
         self._next = self._start + PROGRESS_SECONDS
         self.requests: dict[str, Any] = {}
         self._taken = False
@@ -131,7 +133,7 @@ class Ticker:
             self._done += len(finished)
             self._tokens += sum(len(o.outputs[0].token_ids) for o in finished)
             self._time(len(finished))
-        now = time.perf_counter()
+        now = self._now()
         if self._progress is None or now < self._next:
             return
         self._next = now + PROGRESS_SECONDS

@@ -7,7 +7,6 @@ import json
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,13 @@ from tests.builders import cell, make_stamp, notebook, promoted, stamped_cell, w
 
 SOURCE = "%%detgen haiku\nWrite a haiku."
 MEASURED = """
-import sys
+import sys, time
 from jupyter_detllm.cli import main
 code = main(sys.argv[1:])
 # Not ru_maxrss: that begins with what the parent had when it forked.
 status = open("/proc/self/status").read()
 peak = status.partition("VmHWM:")[2].split()[0]
-sys.stderr.write(f"peak {int(peak) * 1024}")
+sys.stderr.write(f"peak {int(peak) * 1024} {time.process_time()}")
 sys.exit(code)
 """
 
@@ -71,11 +70,11 @@ def _command(*argv: str) -> int:
 
 
 def _run(*argv: str) -> tuple[int, int, float]:
-    """Return exit code, peak memory in bytes and seconds of a command line."""
-    started = time.monotonic()
+    """Return exit code, peak memory in bytes and processor seconds of a command line."""
     done = subprocess.run([sys.executable, "-c", MEASURED, *argv], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
-    return done.returncode, int(done.stderr.rpartition("peak ")[2]), time.monotonic() - started
+    peak, seconds = done.stderr.rpartition("peak ")[2].split()
+    return done.returncode, int(peak), float(seconds)
 
 
 def _book(path: Path, output: dict[str, Any], count: int) -> int:
@@ -110,7 +109,7 @@ def test_50_mb_take_less_memory_than_twice_the_file(kind: str, tmp_path: Path) -
         found, peak, seconds = _run(name, *options, str(big))
         assert found == code, command
         assert peak - without <= 2 * size, (command, (peak - without) / size)
-        assert seconds < 60, command  # a second or two on a quiet machine
+        assert seconds < 60, command  # it takes one or two
     data = output.get("data", output)
     cells = json.loads(big.read_bytes())["cells"]
     assert [raw["outputs"][0].get("data", raw["outputs"][0]) for raw in cells[1:]] == [data] * count
@@ -127,9 +126,9 @@ def test_a_thousand_stamped_cells(tmp_path: Path) -> None:
     for raw in book["cells"]:
         raw["outputs"][0]["metadata"]["detllm_run"]["run_id"] = "again"
     _save(path, book)
-    started = time.monotonic()
-    assert _command("check", str(path)) == 0
-    assert time.monotonic() - started < 60
+    code, _, seconds = _run("check", str(path))
+    assert code == 0
+    assert seconds < 60  # of the processor
     assert _command("show", str(path)) == 0
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from jupyter_detllm.core.fingerprint import Fingerprint
 from tests.builders import make_stamp, notebook, promoted, stamped_cell, with_actual
+from tests.waiting import HANGS
 
 SOURCE = "%%detgen haiku\nWrite a haiku."
 MATCH = with_actual(promoted(stamped_cell(SOURCE)), 1, make_stamp(SOURCE, name="haiku"))
@@ -31,7 +32,7 @@ def shell(command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS,
         check=False,
     )
 

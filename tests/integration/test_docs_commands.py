@@ -16,7 +16,7 @@ import pytest
 from tests.documented import PAGES, ROOT, typed
 from tests.plugin import executed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow]
 
 PROG = "jupyter detllm"
 CELL = "%%detgen haiku --temperature 0.8 --max-tokens 12\nWrite a haiku."

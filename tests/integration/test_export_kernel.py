@@ -13,6 +13,7 @@ import pytest
 from jupyter_detllm.probes.distributions import distributions
 from tests.builders import notebook
 from tests.kernels import LOAD, execute
+from tests.waiting import HANGS
 
 SCRIPT = Path(sys.executable).parent / "jupyter-detllm"
 
@@ -20,7 +21,7 @@ SCRIPT = Path(sys.executable).parent / "jupyter-detllm"
 def command(*arguments: str, module: bool = False) -> subprocess.CompletedProcess[str]:
     start = [sys.executable, "-m", "jupyter_detllm"] if module else [str(SCRIPT)]
     return subprocess.run(
-        [*start, *arguments], capture_output=True, text=True, timeout=120, check=False
+        [*start, *arguments], capture_output=True, text=True, timeout=HANGS, check=False
     )
 
 
@@ -54,7 +55,7 @@ def test_what_a_kernel_stamped_is_listed_and_exported(
         env={**os.environ, **data["variables"]},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -22,8 +22,9 @@ from jupyter_detllm.core.notebook import read_notebook
 from jupyter_detllm.core.packages import stamps_of
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
+from tests.waiting import HANGS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("numpy", "rfc8785", "jupyter-core", "platformdirs", "traitlets")
@@ -47,7 +48,7 @@ def run(*command: object, code: int = 0, **variables: str) -> str:
         env={**kept, **variables},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr

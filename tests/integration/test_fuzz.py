@@ -1,7 +1,8 @@
 """Stamped notebooks of the real engine, damaged: no traceback, no hang, no false match.
 
-The quick run has a time box and the same cases every time; the long one (`make test-full`)
-begins anywhere, and names the seed of a case that fails.
+The quick run has the same cases every time; the long one (`make test-full`) begins anywhere,
+and names the seed of a case that fails. Both run a number of cases, not for a time: on a busy
+machine they take longer.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from jupyter_detllm.verify.rescore import rescore_paths
 from jupyter_detllm.verify.service import check_paths
 from tests.fuzzing import CORPUS, damaged, reforge, verified
 
-QUICK = 12.0  # seconds
-LONG = 240.0
-SLOWEST = 20.0  # a case takes milliseconds; this is a hang
+QUICK = 1500  # cases
+LONG = 30_000
+SLOWEST = 20.0  # seconds of the processor; a case takes milliseconds
 
 
 def source_of(cell: Any) -> str:
@@ -124,32 +125,28 @@ def run_case(seed: int, folder: Path) -> None:
             lambda: judge_replay(path),
         ]
     )
-    start = time.monotonic()
+    start = time.process_time()
     judge()
-    assert time.monotonic() - start < SLOWEST
+    assert time.process_time() - start < SLOWEST
 
 
-def fuzz(first: int, seconds: float, folder: Path) -> int:
-    """Run cases until the time is up; return how many."""
-    end, seed = time.monotonic() + seconds, first
-    while time.monotonic() < end:
+def fuzz(first: int, cases: int, folder: Path) -> None:
+    """Run that many cases."""
+    for seed in range(first, first + cases):
         try:
             run_case(seed, folder)
         except BaseException as error:
             error.add_note(f"tests.integration.test_fuzz.run_case({seed}, folder)")
             raise
-        seed += 1
-    return seed - first
 
 
 def test_damage_is_never_a_traceback_nor_a_match(tmp_path: Path) -> None:
-    assert fuzz(0, QUICK, tmp_path) > 50
+    fuzz(0, QUICK, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_much_damage(tmp_path: Path) -> None:
-    assert fuzz(random.SystemRandom().randrange(10**6, 10**12), LONG, tmp_path) > 1000
+    fuzz(random.SystemRandom().randrange(10**6, 10**12), LONG, tmp_path)
 
 
 # Memory

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.waiting import HANGS
+
 REPORT = """
 import json, os
 from jupyter_detllm.controls.guard import apply, kernel_environment
@@ -33,7 +35,7 @@ def python(code: str, *, flags: tuple[str, ...] = (), **environ: str) -> dict[st
         env={**clean, **environ},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

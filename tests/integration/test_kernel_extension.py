@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import HANGS
+
 HEAVY = (
     "torch",
     "vllm",
@@ -36,7 +38,7 @@ def run(code: str, *flags: str) -> Any:
         [sys.executable, *flags, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ import pytest
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
 from jupyter_detllm.core.promotion import reference_json
 from tests.kernels import LOAD, USE, LiveKernel, Reply, live_kernel
+from tests.waiting import HANGS
 
 
 @pytest.fixture
@@ -28,8 +29,8 @@ def stamp(reply: Reply) -> dict[str, dict[str, Any]]:
 
 
 def test_an_interrupt_is_one_line_and_the_next_cell_works(kernel: LiveKernel) -> None:
-    kernel.run("%detllm use fake delay_ms=40")
-    source = "%%detgen x --temperature 0 --max-tokens 8\nHello"
+    kernel.run("%detllm use fake delay_ms=400")
+    source = "%%detgen x --temperature 0 --max-tokens 3\nHello"
     before = stamp(kernel.run(source))
     slow = "%%detgen --temperature 0.9\n" + "\n---\n".join(f"Prompt {i}" for i in range(40))
     reply = kernel.run(slow, interrupt_on="generating: ")
@@ -49,7 +50,7 @@ def test_an_interrupt_is_one_line_and_the_next_cell_works(kernel: LiveKernel) ->
 
 
 def test_an_interrupted_start_leaves_no_engine(kernel: LiveKernel) -> None:
-    reply = kernel.run("%detllm use fake start_delay_ms=20000", interrupt_on="starting the fake")
+    reply = kernel.run("%detllm use fake start_delay_ms=3600000", interrupt_on="starting the fake")
     assert reply.status == "error"
     assert "interrupted while the engine was starting" in reply.of("error")[0]["evalue"]
     assert kernel.run(USE).status == "ok"
@@ -195,12 +196,12 @@ def test_only_show_makes_a_widget_and_static_makes_none(kernel: LiveKernel) -> N
 
 def test_completion_and_help_as_a_front_end_asks(kernel: LiveKernel) -> None:
     def complete(code: str) -> list[str]:
-        message = kernel.client.complete(code, len(code), reply=True, timeout=30)
+        message = kernel.client.complete(code, len(code), reply=True, timeout=HANGS)
         return list(message["content"]["matches"])
 
     assert complete("%detllm st") == ["status", "stamps"]
     assert complete("%detllm show --") == ["--static"]
     assert complete("%%detgen --te") == ["--text", "--temperature"]
     assert complete("%det") == ["%%detgen", "%detllm"]
-    content = kernel.client.inspect("%detllm", 5, reply=True, timeout=30)["content"]
+    content = kernel.client.inspect("%detllm", 5, reply=True, timeout=HANGS)["content"]
     assert "%detllm use demo" in content["data"]["text/plain"]

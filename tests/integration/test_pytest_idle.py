@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANGS
+
 HEAVY = frozenset(
     {
         *("torch", "vllm", "transformers", "numpy", "pandas", "ipywidgets", "anywidget"),
@@ -47,7 +49,7 @@ def modules(folder: Path, *arguments: str) -> frozenset[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = [row for row in done.stdout.splitlines() if row.startswith("MODULES")]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
-import pytest
-
 from tests.plugin import USE, Runs, book
 
 pytest_plugins = ["pytester"]
@@ -53,23 +49,21 @@ def test_an_error_elsewhere_is_told_and_the_rest_is_not_run(plugin: Runs, stampe
     )
 
 
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("import time; time.sleep(60)", "it ran longer than 1 s (--detllm-cell-timeout) *"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "the kernel died *SIGKILL*"),
-    ],
-    ids=["timeout", "death"],
-)
-def test_a_kernel_that_hangs_or_dies_is_reported_within_seconds(
-    plugin: Runs, stamped: str, source: str, reason: str
-) -> None:
-    plugin.write(book(stamped, c4=source))
-    start = time.monotonic()
-    result = plugin(RERUN, "--detllm-cell-timeout=1", "-v")
-    assert time.monotonic() - start < 30
+def test_a_kernel_that_dies_is_reported(plugin: Runs, stamped: str) -> None:
+    plugin.write(book(stamped, c4="import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
+    result = plugin(RERUN, "-v")
     result.assert_outcomes(passed=1, failed=2)
+    reason = "the kernel died *SIGKILL*"
     result.stdout.fnmatch_lines([f"error: cell 4: {reason}", "  why       not run: cell 4 failed"])
+
+
+def test_a_cell_that_hangs_is_reported(plugin: Runs, stamped: str) -> None:
+    # The first one: on a busy machine any other may take a second, too.
+    plugin.write(book(stamped, c1="import time; time.sleep(3600)"))
+    result = plugin(RERUN, "--detllm-cell-timeout=1", "-v")
+    result.assert_outcomes(failed=3)
+    reason = "it ran longer than 1 s (--detllm-cell-timeout) *"
+    result.stdout.fnmatch_lines([f"error: cell 1: {reason}", "  why       not run: cell 1 failed"])
 
 
 def test_an_unknown_kernel_is_one_line(plugin: Runs, stamped: str) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from tests.builders import cell, notebook
 from tests.fakes import Run
 from tests.kernels import LOAD, USE
 from tests.replaying import book, written
+from tests.waiting import HANGS
 
 HAIKU = "%%detgen haiku\nWrite a haiku."
 TWO = "%%detgen two --temperature 0.8 --max-tokens 16\nOne.\n---\nTwo."
@@ -204,7 +204,7 @@ def children() -> list[int]:
     return [int(pid) for pid in text.split()]
 
 
-def test_a_killed_worker_is_reported_at_once() -> None:
+def test_a_killed_worker_is_reported() -> None:
     before = set(children())
 
     def kill(name: str) -> None:
@@ -212,16 +212,14 @@ def test_a_killed_worker_is_reported_at_once() -> None:
             (pid,) = set(children()) - before
             os.kill(pid, signal.SIGKILL)
 
-    start = time.monotonic()
     with pytest.raises(EngineError, match=r"process died \(signal 9, SIGKILL, often for lack"):
-        run_in_worker(job({"delay_ms": 1000}), Heard(kill))  # type: ignore[arg-type]
-    assert time.monotonic() - start < 8
+        run_in_worker(job({"delay_ms": 3_600_000}), Heard(kill))  # type: ignore[arg-type]
     assert set(children()) == before
 
 
 def slow_notebook(folder: Path) -> Path:
-    """Write a notebook of 10 tokens and then 400: 1 and 40 seconds on a slow engine."""
-    short, long = (SamplingOptions(max_tokens=n, ignore_eos=True) for n in (10, 400))
+    """Write a notebook of 10 tokens and then 2,000: 0.5 and 100 seconds on a slow engine."""
+    short, long = (SamplingOptions(max_tokens=n, ignore_eos=True) for n in (10, 2000))
     return written(folder, "slow", book(run("a", sampling=short), run("b", sampling=long)))
 
 
@@ -237,9 +235,16 @@ def test_an_interrupt_prints_what_is_done_and_ends_with_130(
         "from dataclasses import replace\n"
         "real = worker.job_json\n"
         "def slow(job):\n"
-        "    spec = replace(job.spec, options={**job.spec.options, 'delay_ms': 100})\n"
+        "    spec = replace(job.spec, options={**job.spec.options, 'delay_ms': 50})\n"
         "    return real(replace(job, spec=spec))\n"
         "worker.job_json = slow\n"
+        "from jupyter_detllm.cli import _progress\n"
+        "advance = _progress.ProgressBar.advance\n"
+        "def told(bar, tokens, total):\n"
+        "    sys.stderr.write(f'tokens {tokens}\\n')\n"
+        "    sys.stderr.flush()\n"
+        "    advance(bar, tokens, total)\n"
+        "_progress.ProgressBar.advance = told\n"
         "from jupyter_detllm.cli import main\n"
         "sys.exit(main(['replay', 'slow.ipynb']))\n"
     )
@@ -252,11 +257,10 @@ def test_an_interrupt_prints_what_is_done_and_ends_with_130(
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if "starting the fake engine" in line:
-            break
-    time.sleep(3)  # the first cell is done, the second is not
+        if line.startswith("tokens ") and int(line.split()[1]) > 10:
+            break  # the first cell is done, the second is not
     process.send_signal(number)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=HANGS)
     assert process.returncode == 130
     assert "cell 1 (a): match" in out
     assert "not run: interrupted" in out

@@ -19,6 +19,7 @@ from jupyter_detllm.verify.execution import ExecutionOptions
 from jupyter_detllm.verify.report import Report
 from jupyter_detllm.verify.rerun import rerun_paths
 from tests.builders import cell, notebook
+from tests.waiting import HANGS
 
 LOAD = "%load_ext jupyter_detllm"
 USE = "%detllm use fake"
@@ -158,14 +159,10 @@ def test_an_expected_exception_stops_nothing(path: Path) -> None:
         ("import os; os._exit(3)", "exit code 3"),
     ],
 )
-def test_the_death_of_the_kernel_is_noticed_within_seconds(
-    source: str, how: str, path: Path
-) -> None:
+def test_the_death_of_the_kernel_is_noticed(source: str, how: str, path: Path) -> None:
     words = "import os; os.write(2, b'last words of hf_abcdefghijklmnopqrstuvwxyz\\n')"
     rewritten(path, insert=f"{words}\n{source}")
-    moments: list[tuple[float, str]] = []
-    report = rerun_paths([path], say=lambda line: moments.append((time.monotonic(), line)))
-    assert time.monotonic() - moments[-1][0] < 15  # one poll a second, plus the shutdown
+    report = rerun(path, cell_timeout=HANGS)  # without notice it would say that one
     (problem,) = report.notebooks[0].problems
     assert f"cell 4: the kernel died ({how}" in problem
     assert "last words of <redacted>" in problem
@@ -176,20 +173,18 @@ def test_the_death_of_the_kernel_is_noticed_within_seconds(
 @pytest.mark.parametrize(
     "source",
     [
-        "import time; time.sleep(120)",
-        "import time\nwhile True:\n    try:\n        time.sleep(120)\n"
+        "import time; time.sleep(3600)",
+        "import time\nwhile True:\n    try:\n        time.sleep(3600)\n"
         "    except KeyboardInterrupt:\n        pass",
     ],
     ids=["gives in", "stubborn"],
 )
 def test_a_cell_that_takes_too_long_is_interrupted(source: str, path: Path) -> None:
-    rewritten(path, insert=source)
-    started = time.monotonic()
+    rewritten(path, c1=source)  # the first: on a busy machine each other one may take as long
     report = rerun(path, cell_timeout=2)
-    assert time.monotonic() - started < 60
     (problem,) = report.notebooks[0].problems
-    assert problem == "cell 4: it ran longer than 2 s (--cell-timeout) and was interrupted"
-    assert reasons(report)[1] == "not run: cell 4 failed"
+    assert problem == "cell 1: it ran longer than 2 s (--cell-timeout) and was interrupted"
+    assert set(reasons(report)) == {"not run: cell 1 failed"}
     assert _kernels() == []
 
 
@@ -211,7 +206,7 @@ def _kernels() -> list[str]:
 def test_an_interrupt_ends_the_kernel_and_says_one_line(
     number: signal.Signals, delay: float, path: Path
 ) -> None:
-    rewritten(path, c1="import time; time.sleep(120)")
+    rewritten(path, c1="import time; time.sleep(3600)")
     raw = path.read_bytes()
     process = subprocess.Popen(
         [sys.executable, "-m", "jupyter_detllm", "rerun", str(path)],
@@ -224,7 +219,7 @@ def test_an_interrupt_ends_the_kernel_and_says_one_line(
     assert any(until in line for line in process.stderr)
     time.sleep(delay)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANGS)
     assert process.returncode == 130
     assert out == ""
     assert err.splitlines()[-1] == "jupyter detllm: interrupted"
@@ -275,10 +270,8 @@ def test_a_kernel_that_cannot_start_is_one_line_with_its_last_words(path: Path) 
 
 
 def test_a_kernel_that_is_too_slow_to_start_is_given_up(path: Path) -> None:
-    _install_kernel("slow", [sys.executable, "-c", "import time; time.sleep(120)"])
-    started = time.monotonic()
+    _install_kernel("slow", [sys.executable, "-c", "import time; time.sleep(3600)"])
     report = rerun(path, kernel="slow", startup_timeout=2)
-    assert time.monotonic() - started < 60
     assert "the kernel did not start" in report.notebooks[0].problems[0]
 
 

@@ -41,7 +41,8 @@ def _tool(path: Path, *argv: str) -> None:
 def _nbclient(path: Path) -> Path:
     script = (
         "import sys, nbformat; from nbclient import NotebookClient;"
-        "nb = nbformat.read(sys.argv[1], as_version=4); NotebookClient(nb).execute();"
+        "nb = nbformat.read(sys.argv[1], as_version=4); "
+        "NotebookClient(nb, startup_timeout=1500).execute();"
         "nbformat.write(nb, sys.argv[1])"
     )
     done = subprocess.run(

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.vllm_remote import VLLMRemoteEngine
 from tests import engine_contract
+from tests.waiting import HANGS, until
 
 pytest.importorskip("httpx")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and process groups")
@@ -81,7 +81,7 @@ def test_it_serves_proves_tells_and_ends_in_order(model: Path) -> None:
         assert request.sampling.stop_token_ids == (2, 7)
         engine.shutdown()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(HANGS) == 0
         log = Path(str(found["log"])).read_text()
         assert '"--max-model-len", "512"' in log
         assert log.rstrip().endswith("ended in order")
@@ -99,7 +99,7 @@ def test_what_does_not_serve_as_asked_is_one_line_and_ends(
     model: Path, wrong: str, says: str
 ) -> None:
     with serve(model, "--quiet", "--no-self-test", wrong=wrong) as process:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 2
     lines = errors.strip().splitlines()
     assert len(lines) == 1, errors
@@ -112,16 +112,13 @@ def test_a_killed_command_leaves_no_server(model: Path) -> None:
         assert answers(url)
         process.kill()
         process.wait()
-        deadline = time.monotonic() + 15
-        while answers(url) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not answers(url)
+        until(lambda: not answers(url), "the server's end")
 
 
 def answers(url: str) -> bool:
     import httpx
 
     try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+        return httpx.get(f"{url}/health", timeout=HANGS).status_code == 200
     except httpx.HTTPError:
         return False

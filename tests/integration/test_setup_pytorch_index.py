@@ -23,7 +23,7 @@ import pytest
 from tools import plan, setup_env
 from tools.requirements import TORCH
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow]
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -1,7 +1,7 @@
 """The level `invariant` with the real engine, in a process of its own; prints JSON to a file.
 
 Run as ``python invariance_script.py OUT.json``. The same requests are generated in
-several compositions; then the engine is started again with its method switched off.
+several compositions; then the engine is started again with a method that does the contrary.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import jupyter_detllm as det
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance import METHODS
+from jupyter_detllm.invariance.cpu import TwoRows
 from jupyter_detllm.kernel.session import current_session
 from jupyter_detllm.verify.engine_start import Modifiers, start
 
@@ -52,11 +54,24 @@ def compositions() -> dict[str, object]:
     }
 
 
+class Uneven(TwoRows):
+    """What a batch effect is, on a processor of any kind: a single row is computed otherwise."""
+
+    name = "cpu-uneven"
+
+    def wrap(self, linear: Any) -> Any:
+        def uneven(x: Any, weight: Any, bias: Any) -> Any:
+            out = linear(x, weight, bias)
+            return out * 1.02 if x.numel() == x.shape[-1] else out
+
+        return uneven
+
+
 def switched_off() -> str:
-    """Start an engine that claims the level with a method that changes nothing."""
+    """Start an engine that claims the level with a method that does the contrary."""
     for method in METHODS:
         if method.name.startswith("cpu-"):
-            type(method).wrap = lambda self, linear: linear  # type: ignore[attr-defined]
+            type(method).wrap = Uneven.wrap  # type: ignore[attr-defined]
     spec = EngineSpec("demo", Level.INVARIANT, seed=42, sequential=False)
     try:
         running = start("vllm", spec, Modifiers())

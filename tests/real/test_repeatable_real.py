@@ -15,6 +15,7 @@ import pytest
 
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
+from tests.waiting import HANGS
 
 SCRIPT = """
 import json, sys
@@ -49,7 +50,7 @@ def stamp(folder: Path, cwd: Path, **environ: str) -> Any:
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -12,6 +12,7 @@ import pytest
 from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.core.stamp_reader import read_stamp
 from tests.builders import notebook, stamped_cell
+from tests.waiting import HANGS
 
 # One engine and its session make the stamps of two cells.
 SCRIPT = """
@@ -32,7 +33,7 @@ open(sys.argv[1], "w").write(json.dumps(stamps))
 def path(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replay")
     command = [sys.executable, "-c", SCRIPT, str(folder / "stamps.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     stamps = [read_stamp(data) for data in json.loads((folder / "stamps.json").read_text())]
     # What `det.generate` stamps outside IPython has no cell source of its own.
@@ -45,7 +46,7 @@ def path(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(verb: str, path: Path) -> dict[str, object]:
     argv = [sys.executable, "-m", "jupyter_detllm", verb, str(path), "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     loaded: dict[str, object] = json.loads(done.stdout)
     return loaded

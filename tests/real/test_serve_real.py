@@ -25,6 +25,7 @@ from jupyter_detllm.engines.vllm_remote import VLLMRemoteEngine
 from jupyter_detllm.verify.engine_start import environment_fingerprint
 from tests import engine_contract
 from tests.builders import notebook, stamped_cell
+from tests.waiting import HANGS
 
 pytestmark = pytest.mark.slow
 COMPLETIONS = 64
@@ -49,7 +50,7 @@ open(sys.argv[1], "w").write(json.dumps(stamps))
 def stamps(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Stamp]:
     out = tmp_path_factory.mktemp("offline") / "stamps.json"
     command = [sys.executable, "-c", SCRIPT, str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [read_stamp(data) for data in json.loads(out.read_text())]
 
@@ -69,7 +70,7 @@ def served(*words: str) -> Iterator[dict[str, Any]]:
                 break
         yield json.loads(text)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(HANGS) == 0
     finally:
         process.kill()
         process.wait()
@@ -158,7 +159,7 @@ def test_a_notebook_of_the_offline_engine_replays_on_the_server(
         [*argv, "--engine", server["url"]],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

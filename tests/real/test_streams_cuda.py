@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from jupyter_detllm.probes.platform import Platform, compute_platform
+from tests.waiting import HANGS
 
 pytestmark = [
     pytest.mark.real,
@@ -51,7 +52,7 @@ def draws(how: str, engine: str) -> str:
         [sys.executable, "-c", CODE, how, engine],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -72,7 +72,6 @@ def seconds_of(engine: VLLMOfflineEngine, call: tuple[GenerationRequest, ...]) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_thirty_random_moments(
     vllm_engine: VLLMOfflineEngine,
     calls: list[tuple[GenerationRequest, ...]],
@@ -108,12 +107,16 @@ def test_an_interrupt_that_breaks_in_is_never_a_wrong_answer(
     duration = seconds_of(vllm_engine, calls[0])
     draw = random.Random(4)
     hits = 0
-    for trial in range(8):
+    for trial in range(64):
         hits += interrupted(vllm_engine, calls[0], draw.uniform(0.0, 0.8 * duration))
+        start = time.perf_counter()
         try:
             found = run(vllm_engine, calls[trial % 2])
         except EngineError as error:
             assert "made whole" in str(error)  # noqa: PT017 - the other honest outcome
             pytest.fail(f"after trial {trial}: {error}")
+        duration = min(duration, time.perf_counter() - start)
         assert found == expected[trial % 2]
-    assert hits >= 4
+        if hits == 6:
+            break
+    assert hits == 6

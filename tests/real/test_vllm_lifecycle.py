@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import HANGS
+
 SCRIPT = Path(__file__).with_name("lifecycle_script.py")
 
 
@@ -27,7 +29,7 @@ def lifecycle(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -26,6 +26,7 @@ from typing import Any
 from tests.builders import cell as code_cell
 from tests.builders import notebook
 from tests.conftest import ORIGINAL_ENVIRONMENT
+from tests.waiting import HANGS, PATIENCE, until
 
 __all__ = [
     "CHROMIUM",
@@ -53,7 +54,7 @@ FLAGS = (
 LOAD = "%load_ext jupyter_detllm"
 USE = "%detllm use fake"
 PLUGIN = "jupyter-detllm:plugin"
-_START = 60.0
+_MILLISECONDS = PATIENCE * 1000
 Book = dict[str, Any]
 
 
@@ -165,7 +166,7 @@ class Server:
         return {**kept, **own, **self._environment}
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + _START
+        deadline = time.monotonic() + HANGS
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
                 break
@@ -182,7 +183,7 @@ class Server:
 
     def get(self, path: str, method: str = "GET", body: str | None = None) -> bytes:
         """Ask the server."""
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=10)
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=HANGS)
         try:
             connection.request(method, path, body)
             return connection.getresponse().read()
@@ -229,7 +230,7 @@ class Server:
             self.stop_kernels()
         self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -252,12 +253,15 @@ class Server:
 
     def read(self, name: str) -> Book:
         """Return a notebook as it is on the disk; a server that saves writes it in pieces."""
-        for _ in range(40):
+        found: list[Book] = []
+
+        def whole() -> bool:
             with contextlib.suppress(json.JSONDecodeError):
-                found: Book = json.loads((self.root / name).read_text())
-                return found
-            time.sleep(0.05)
-        raise AssertionError(f"{name} is no JSON: {(self.root / name).read_text()[:200]!r}")
+                found.append(json.loads((self.root / name).read_text()))
+            return bool(found)
+
+        until(whole, f"{name} to be JSON")
+        return found[0]
 
 
 _METADATA = {
@@ -295,7 +299,7 @@ def chromium(folder: Path) -> Iterator[Any]:
             viewport={"width": 1280, "height": 860},
             env={**ORIGINAL_ENVIRONMENT, "HOME": str(folder)},
         )
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(_MILLISECONDS)
         try:
             yield context
         finally:
@@ -370,7 +374,7 @@ class Front:
             # A workspace of its own: resetting the default one loads the page twice.
             self.page.goto(f"{self.server.url}/lab/workspaces/{uuid.uuid4().hex}")
             self.wait("() => window.jupyterapp && window._JUPYTERLAB['jupyter-detllm']")
-            self.wait(_RESTORED, timeout=60_000)
+            self.wait(_RESTORED)
             self._loaded = True
         return self
 
@@ -436,13 +440,13 @@ class Front:
     def evaluate(self, script: str, argument: Any = None) -> Any:
         return self.page.evaluate(script, argument)
 
-    def wait(self, script: str, argument: Any = None, timeout: float = 20_000) -> None:
+    def wait(self, script: str, argument: Any = None) -> None:
         """Wait until a function is true in the page."""
-        self.page.wait_for_function(script, arg=argument, timeout=timeout)
+        self.page.wait_for_function(script, arg=argument)
 
     def idle(self) -> None:
         """Wait for a connected kernel that does nothing."""
-        self.page.wait_for_function(_IDLE, timeout=60_000)
+        self.page.wait_for_function(_IDLE)
 
     def command(self, name: str, args: Mapping[str, Any] | None = None) -> None:
         """Execute a command and wait for it."""
@@ -516,6 +520,13 @@ class Front:
             }}"""
         )
         return found
+
+    def shows(self, text: str) -> None:
+        """Wait until the extension says `text`: the other browser's changes take their time."""
+        end = time.monotonic() + PATIENCE
+        while (state := self.state())["text"] != text:
+            assert time.monotonic() < end, f"it says {state['text']!r} and never {text!r}"
+            self.page.wait_for_timeout(50)
 
     def core(self, function: str, argument: Any = None) -> Any:
         """Call ``(core, argument) => ...`` with the extension's pure part."""

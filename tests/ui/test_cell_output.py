@@ -20,6 +20,7 @@ from tests.builders import cell, notebook
 from tests.fakes import Run
 from tests.hostile import MARKUP
 from tests.ui.lab import LOAD, USE, Front
+from tests.waiting import HANGS
 
 TEXTS = [*MARKUP, "$x^2$ and $$y$$", "a  b\n\n  indented", "line\n" * 100, "word " * 3000]
 ACTIVE = ":is(pre, p, summary, code) :is(script, svg, img, iframe, base, meta, a, style)"
@@ -95,7 +96,7 @@ def test_an_export_reads_on_without_style_or_script(context: Any, tmp_path: Path
     path = tmp_path / "export.ipynb"
     path.write_text(json.dumps(notebook(output())))
     command = [sys.executable, "-m", "nbconvert", "--to", "html", "--template", "basic", str(path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=HANGS)
     page = context.new_page()
     try:
         page.goto(path.with_suffix(".html").as_uri())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from jupyter_detllm.core.notebook import KEY
 from tests.ui.lab import Front, MissingError, Server, drift
 from tests.ui.test_lab import CELLS, CURRENT, detllm, keys, reference
+from tests.waiting import until
 from tools.lab_envs import python_of
 
 pytestmark = pytest.mark.slow
@@ -50,13 +50,8 @@ def fronts(context: Any, server: Server) -> Iterator[tuple[Front, Front]]:
 
 def on_disk(server: Server, name: str, expected: list[bool]) -> dict[str, Any]:
     """Wait until the server has saved by itself; return the notebook."""
-    deadline = time.monotonic() + 15
-    while time.monotonic() < deadline:
-        book = server.read(name)
-        if keys(book) == expected:
-            return book
-        time.sleep(0.2)
-    raise AssertionError(f"not saved: {keys(server.read(name))}")
+    until(lambda: keys(server.read(name)) == expected, f"{name} to be saved")
+    return server.read(name)
 
 
 COUNT = f"""() => {{
@@ -79,8 +74,8 @@ def test_both_see_the_stamps_and_nothing_is_written_at_rest(fronts: tuple[Front,
     one.run_all()
     book = on_disk(server, "both.ipynb", [False, False, True, True])  # nobody pressed Save
     assert detllm(server.root / "both.ipynb", "stamp")[1].count("not changed") == 1
-    two.settle(600)
-    assert two.state()["text"] == one.state()["text"] == "stamped, 2 cells"
+    for front in fronts:
+        front.shows("stamped, 2 cells")
 
     for front in fronts:
         front.evaluate(COUNT)
@@ -88,20 +83,22 @@ def test_both_see_the_stamps_and_nothing_is_written_at_rest(fronts: tuple[Front,
     assert [front.evaluate("() => window.__writes") for front in fronts] == [0, 0]
 
     one.run_all()
-    two.settle(600)
-    assert two.state()["state"] == one.state()["state"] == "verified"
+    for front in fronts:
+        front.shows("verified 2 of 2")
     one.edit(1, drift())
     one.run_all()
-    two.settle(600)
-    assert two.state()["text"] == one.state()["text"] == "drift in 2 cells"
+    for front in fronts:
+        front.shows("drift in 2 cells")
     assert reference(server.read("both.ipynb"), 2) == reference(book, 2)
     two.page.bring_to_front()
     two.command("detllm:accept-all")
-    one.settle(600)
-    assert one.state()["text"] == "stamped, 2 cells"
-    one.page.wait_for_timeout(2000)
-    found = server.read("both.ipynb")
-    assert found["cells"][2]["metadata"][KEY]["previous"] == reference(book, 2)
+    one.shows("stamped, 2 cells")
+
+    def previous() -> object:
+        return server.read("both.ipynb")["cells"][2]["metadata"][KEY].get("previous")
+
+    until(lambda: previous() is not None, "the old reference to be saved")
+    assert previous() == reference(book, 2)
 
 
 def test_deleting_and_undoing_in_the_other_browser_is_mirrored(
@@ -116,19 +113,19 @@ def test_deleting_and_undoing_in_the_other_browser_is_mirrored(
     one.run_all()
     both = on_disk(server, "undo.ipynb", [False, False, True, True])["metadata"][KEY]
     two.page.bring_to_front()
-    two.settle(600)
+    two.shows("stamped, 2 cells")
     two.select(3)
     two.command("notebook:delete-cell")
-    book = on_disk(server, "undo.ipynb", [False, False, True])
-    two.page.wait_for_timeout(1500)
-    book = server.read("undo.ipynb")
-    assert book["metadata"][KEY]["generations"] == both["generations"][:1]
+    on_disk(server, "undo.ipynb", [False, False, True])
+
+    def kept() -> Any:
+        return server.read("undo.ipynb")["metadata"][KEY]
+
+    until(lambda: kept()["generations"] == both["generations"][:1], "one generation to be kept")
     two.command("notebook:undo-cell-action")
     on_disk(server, "undo.ipynb", [False, False, True, True])
-    two.page.wait_for_timeout(1500)
-    assert server.read("undo.ipynb")["metadata"][KEY] == both
-    one.settle(600)
-    assert one.state()["text"] == "stamped, 2 cells"
+    until(lambda: kept() == both, "both to be kept")
+    one.shows("stamped, 2 cells")
 
 
 def test_lost_outputs_are_put_back_by_the_page_that_asked_and_once(
@@ -148,10 +145,9 @@ def test_lost_outputs_are_put_back_by_the_page_that_asked_and_once(
     two.wait(f"() => [...{CURRENT}.context.model.cells][2].outputs.length === 0")
     one.run(4)
     two.wait(f"() => [...{CURRENT}.context.model.cells][2].outputs.length > 0")
-    two.settle(600)
     for front in fronts:
+        front.shows("stamped, 2 cells")
         assert front.model()["cells"][2]["outputs"] == before
-        assert front.state()["text"] == "stamped, 2 cells"
 
 
 def test_opening_a_headless_notebook_writes_nothing(fronts: tuple[Front, Front]) -> None:

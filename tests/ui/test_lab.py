@@ -17,6 +17,7 @@ from jupyter_detllm.core.notebook import KEY, RUN_KEY, check_cell, read_notebook
 from jupyter_detllm.core.promotion import Update, promote
 from tests.builders import make_stamp, notebook, stamped_cell, with_actual
 from tests.ui.lab import LOAD, USE, Front, drift
+from tests.waiting import HANGS
 
 Book = dict[str, Any]
 ONE = "%%detgen one --max-tokens 10\nWrite one."
@@ -206,11 +207,11 @@ def test_panel_lists_cells_with_divergence_and_margin_and_jumps(lab: Front) -> N
     panel.get_by_role("button", name="cell 4 (two)", exact=True).click()
     assert lab.evaluate(f"() => {CURRENT}.content.activeCellIndex") == 3
     panel.get_by_role("button", name="Accept the new generation of cell 3 (one)").click()
-    lab.settle(100)
+    panel.get_by_text("1 reference written").first.wait_for()
     assert "drift in 1 cell" in panel.inner_text()
     assert "1 reference written" in panel.inner_text()
     panel.get_by_role("button", name="Accept all").click()
-    lab.settle(100)
+    panel.get_by_text("stamped, 2 cells").first.wait_for()
     assert "stamped, 2 cells" in panel.inner_text()
 
 
@@ -253,8 +254,7 @@ def test_typing_undo_and_redo_are_not_disturbed(lab: Front) -> None:
     assert lab.evaluate(script) == before  # the stamp is no step to undo
     editor.click()
     lab.page.keyboard.press("Control+Shift+z")
-    lab.page.wait_for_timeout(100)
-    assert lab.evaluate(script)[0] == "x = 123"
+    lab.wait(f"() => ({script})()[0] === 'x = 123'")
     lab.page.locator(".jp-Notebook .jp-Cell").nth(2).locator(".cm-content").click()
     lab.page.keyboard.press("Control+z")
     lab.settle()
@@ -282,9 +282,9 @@ def test_two_views_share_one_stamper(lab: Front) -> None:
     lab.server.write("views.ipynb", *CELLS)
     lab.open("views.ipynb")
     lab.command("docmanager:clone")
-    lab.page.wait_for_timeout(500)
-    lab.run_all()
     panels = "[...window.jupyterapp.shell.widgets('main')].filter(w => w.context)"
+    lab.wait(f"() => {panels}.length === 2")
+    lab.run_all()
     assert lab.evaluate(f"() => new Set({panels}.map(w => w.context)).size") == 1
     assert lab.evaluate(f"() => {panels}.length") == 2
     assert set(lab.status()) == {"detllm: stamped, 2 cells"}
@@ -292,8 +292,19 @@ def test_two_views_share_one_stamper(lab: Front) -> None:
     assert_as_python_stamps(lab)
 
 
+WAITS = """print(1)
+import pathlib, time
+while not pathlib.Path("go").exists(): time.sleep(0.05)
+pathlib.Path("go").unlink()"""
+"""A cell that ends when the test says so."""
+
+
+def go_on(lab: Front) -> None:
+    (lab.server.root / "go").touch()
+
+
 def test_save_while_running(lab: Front) -> None:
-    lab.server.write("busy.ipynb", LOAD, USE, ONE, "import time; time.sleep(1.5)", TWO)
+    lab.server.write("busy.ipynb", LOAD, USE, ONE, WAITS, TWO)
     lab.open("busy.ipynb")
     lab.start()
     lab.wait(f"() => [...{CURRENT}.context.model.cells][2].outputs.length > 1")
@@ -302,6 +313,7 @@ def test_save_while_running(lab: Front) -> None:
     middle = lab.server.read("busy.ipynb")
     assert keys(middle) == [False, False, True, False, False]
     assert len(middle["metadata"][KEY]["generations"]) == 1
+    go_on(lab)
     lab.evaluate("() => window._run.then(() => null)")
     lab.idle()
     lab.settle()
@@ -424,7 +436,7 @@ def test_a_dead_kernel_leaves_what_was_stamped(lab: Front) -> None:
     lab.server.write("dead.ipynb", LOAD, USE, ONE, "import os\nos._exit(1)", TWO)
     lab.open("dead.ipynb")
     lab.start()
-    lab.page.wait_for_selector(".jp-Dialog", timeout=30_000)
+    lab.page.wait_for_selector(".jp-Dialog")
     lab.page.locator(".jp-Dialog button.jp-mod-accept").first.click()
     lab.settle()
     lab.evaluate(f"() => {CURRENT}.context.save()")
@@ -447,7 +459,7 @@ def test_closing_the_tab_and_answering_save(lab: Front) -> None:
 
 def test_a_tab_closed_while_a_cell_runs_gets_back_what_the_kernel_holds(lab: Front) -> None:
     api = "import jupyter_detllm as det\ng = det.generate('x', max_tokens=4)"
-    lab.server.write("gone.ipynb", LOAD, USE, _SLOW, ONE, TWO, api, "%detllm stamps")
+    lab.server.write("gone.ipynb", LOAD, USE, WAITS, ONE, TWO, api, "%detllm stamps")
     lab.open("gone.ipynb", spare=False)  # the kernel is to know the notebook's name
     for index in (0, 1):
         lab.run(index)
@@ -456,7 +468,9 @@ def test_a_tab_closed_while_a_cell_runs_gets_back_what_the_kernel_holds(lab: Fro
     lab.wait(f"() => [...{CURRENT}.context.model.cells][2].outputs.length > 0")
     prompts = f"[...{CURRENT}.node.querySelectorAll('.jp-InputPrompt')]"
     lab.wait(f"() => {prompts}.slice(2).every(p => p.textContent.includes('*'))")
-    lab.reopen("gone.ipynb")
+    lab.close()
+    go_on(lab)
+    lab.open("gone.ipynb", spare=False)
     lab.idle()
     assert set(lab.status()) == {"detllm: not stamped"}
     assert lab.state()["verdicts"] == ["unstamped"] * 2
@@ -487,16 +501,15 @@ def test_a_tab_closed_while_a_cell_runs_gets_back_what_the_kernel_holds(lab: Fro
     assert lab.state()["verdicts"][0] == "match"
 
 
-_SLOW = "print(1)\nimport time; time.sleep(1.5)"
-
-
 def executed(path: Path, *sources: str) -> Book:
     """Run a notebook without any front end, and leave it on the disk."""
     import nbformat
     from nbclient import NotebookClient
 
     node = nbformat.reads(path.read_text(), as_version=4)
-    NotebookClient(node, kernel_name="python3", record_timing=False).execute()
+    NotebookClient(
+        node, kernel_name="python3", record_timing=False, startup_timeout=HANGS
+    ).execute()
     path.write_text(nbformat.writes(node) + "\n")
     found: Book = json.loads(path.read_text())
     return found
@@ -543,9 +556,8 @@ def test_two_browsers_without_collaboration(lab: Front, context: Any) -> None:
         assert not other.model()["dirty"]
         other.evaluate(f"() => {{ {CURRENT}.context.save().catch(() => null); }}")
         other.page.get_by_role("button", name="Revert").click()
-        other.page.wait_for_timeout(1000)
+        other.shows("stamped, 2 cells")
         assert lab.server.read("shared.ipynb") == first
-        assert other.state()["text"] == "stamped, 2 cells"
     finally:
         other.quit()
         lab.page.bring_to_front()

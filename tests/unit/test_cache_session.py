@@ -39,6 +39,7 @@ from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.kernel.stamping import Recorder
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.render.cell import stamp_html
+from tests.waiting import HANGS
 
 SAMPLED = SamplingOptions(temperature=0.8, max_tokens=12)
 USE = CacheUse()
@@ -260,7 +261,7 @@ def test_threads_that_ask_the_same_generate_once() -> None:
 
     def wait(generation: Generation) -> Generation:
         started.set()
-        assert go.wait(20)
+        assert go.wait(HANGS)
         return slow(generation)
 
     session.change = wait
@@ -269,7 +270,7 @@ def test_threads_that_ask_the_same_generate_once() -> None:
         threading.Thread(target=lambda: texts.append(session.ask("a", seed=3))) for _ in range(4)
     ]
     threads[0].start()
-    assert started.wait(20)
+    assert started.wait(HANGS)
     for thread in threads[1:]:
         thread.start()
     go.set()

@@ -20,6 +20,7 @@ from jupyter_detllm.cache.claims import claimed, forget_claims
 from jupyter_detllm.cache.place import current_file, numbered_files
 from jupyter_detllm.cache.store import TextStore
 from jupyter_detllm.core.canonical import Digest, digest_of
+from tests.waiting import until
 from tools.requirements import ROOT
 
 A, B, C = (digest_of(name) for name in "abc")
@@ -235,8 +236,10 @@ def test_a_forked_child_opens_the_file_anew(store: TextStore) -> None:
 WRITER = """
 import sys
 from pathlib import Path
+from jupyter_detllm.cache import store as module
 from jupyter_detllm.cache.store import TextStore
 from jupyter_detllm.core.canonical import digest_of
+module._WAIT = 600.0  # the others may be slow
 store, name = TextStore(Path(sys.argv[1])), sys.argv[2]
 print("ready", flush=True)
 i = 0
@@ -273,7 +276,10 @@ def test_processes_killed_while_they_write_leave_whole_values(tmp_path: Path) ->
         process = writer(tmp_path, f"k{number}", 10**9)
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(0.05 + 0.03 * number)
+        store, first = TextStore(tmp_path), digest_of([f"k{number}", 0])
+        until(lambda store=store, first=first: store.get(first), "a value")  # type: ignore[misc]
+        store.close()
+        time.sleep(0.03 * number)
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()

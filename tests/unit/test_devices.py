@@ -14,10 +14,11 @@ from jupyter_detllm.verify.devices import CPU, devices_for, devices_held
 from tests.builders import make_stamp
 
 SCRIPT = """
-import sys
+import sys, time
 from jupyter_detllm.verify.devices import devices_held
+print("asks", flush=True)
 with devices_held(sys.argv[1].split(",")):
-    print("held", flush=True)
+    print("held", time.monotonic(), flush=True)
     sys.stdin.read()
 """
 
@@ -48,13 +49,14 @@ def test_one_process_at_a_time(isolated_home: Path) -> None:
     with devices_held(["GPU-a"]):
         waiting, free = other("GPU-b,GPU-a"), other("GPU-c")
         assert free.stdout is not None
-        assert free.stdout.readline() == "held\n"
-        time.sleep(0.3)
-        assert waiting.poll() is None
-        held = time.monotonic()
-    assert waiting.stdout is not None
-    assert waiting.stdout.readline() == "held\n"
-    assert time.monotonic() >= held
+        assert waiting.stdout is not None
+        assert free.stdout.readline() == waiting.stdout.readline() == "asks\n"
+        assert free.stdout.readline().startswith("held ")
+        time.sleep(0.3)  # enough to take a lock that is free
+        released = time.monotonic()  # every process has the same clock
+    held, when = waiting.stdout.readline().split()
+    assert held == "held"
+    assert float(when) >= released
     for process in (waiting, free):
         process.communicate("")
         assert process.returncode == 0
@@ -68,7 +70,8 @@ def test_a_lock_ends_with_its_process(isolated_home: Path) -> None:
         text=True,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
+    assert process.stdout.readline() == "asks\n"
+    assert process.stdout.readline().startswith("held ")
     process.kill()
     process.communicate()
     with devices_held(["GPU-a"]):

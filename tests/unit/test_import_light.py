@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANGS
+
 HEAVY = frozenset(
     {
         *("torch", "vllm", "transformers", "numpy", "pandas", "ipywidgets", "anywidget"),
@@ -33,7 +35,7 @@ def imported(*command: str) -> frozenset[str]:
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [line for line in done.stderr.splitlines() if line.startswith("import time:")]

@@ -31,6 +31,7 @@ from jupyter_detllm.serving.answers import Answer, answer_key, comparable, read_
 from jupyter_detllm.serving.plan import Place
 from jupyter_detllm.serving.process import free_place
 from jupyter_detllm.serving.proxy import HEADER, AnswerCache, RunningProxy
+from tests.waiting import HANGS, until
 
 SCOPE: Mapping[str, str | None] = {"level": "invariant"}
 ASKED: Mapping[str, Any] = {"model": "m", "prompt": "Once", "temperature": 0, "max_tokens": 8}
@@ -93,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.asked.append(("POST", self.path, body))
         self.server.headers.append(self.headers)
         self.server.clients.append(self.client_address)
-        assert self.server.hold.wait(20)
+        assert self.server.hold.wait(HANGS)
         if self.server.gone:
             self.close_connection = True
             return
@@ -160,7 +161,7 @@ def send(
 ) -> tuple[int, Any, Any]:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
     named = {name.replace("_", "-"): text for name, text in headers.items()}
-    connection = HTTPConnection(url.removeprefix("http://"), timeout=20)
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=HANGS)
     try:
         connection.request(method, path, data, {"Content-Type": "application/json", **named})
         response = connection.getresponse()
@@ -322,9 +323,7 @@ def test_equal_requests_at_once_are_asked_once(proxy: RunningProxy, upstream: Up
     upstream.hold.clear()
     with ThreadPoolExecutor(16) as pool:
         waiting = [pool.submit(send, proxy.url, ASKED) for _ in range(16)]
-        deadline = time.monotonic() + 10
-        while upstream.generated < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: upstream.generated >= 2, "the question")
         time.sleep(0.1)
         upstream.hold.set()
         found = [job.result() for job in waiting]
@@ -354,9 +353,7 @@ def test_a_client_that_leaves_takes_no_answer_from_the_others(
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", proxy.port)) as leaving:
         leaving.sendall(head.encode() + body)
-        deadline = time.monotonic() + 10
-        while not upstream.generated and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: upstream.generated, "the question")
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(send, proxy.url, ASKED)
         time.sleep(0.1)

@@ -20,6 +20,7 @@ from jupyter_detllm.controls.seeding import (
 )
 from jupyter_detllm.controls.streams import preserved_streams
 from jupyter_detllm.errors import ControlError
+from tests.waiting import HANGS
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def python(code: str, *args: str) -> str:
         [sys.executable, "-W", "error", "-c", code, *args],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

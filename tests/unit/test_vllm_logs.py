@@ -20,6 +20,7 @@ from jupyter_detllm.engines._vllm_logs import (
     open_log,
 )
 from jupyter_detllm.errors import EngineStartError
+from tests.waiting import HANGS
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_a_thread_of_the_user_keeps_his_stream(log, monkeypatch) -> None:
     threading.Thread(target=work, daemon=True).start()
     with OutputCapture(stream):
         begin.set()
-        assert written.wait(5)
+        assert written.wait(HANGS)
         engine = threading.Thread(target=lambda: sys.stdout.write("the engine's thread\n"))
         engine.start()
         engine.join()

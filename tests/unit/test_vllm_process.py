@@ -3,7 +3,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -173,13 +172,17 @@ def test_steps_are_watched_and_then_left_alone() -> None:
 
 
 def test_progress_comes_ten_times_a_second_at_most() -> None:
-    engine, seen = LLMEngine(), []
+    engine, seen, clock = LLMEngine(), [], [100.0]
     with DeferredInterrupt() as interrupt:
-        ticker = Ticker(engine, 1, 1, seen.append, interrupt)
-        end = time.perf_counter() + 0.35
-        while time.perf_counter() < end:
+        ticker = Ticker(engine, 1, 1, seen.append, interrupt, now=lambda: clock[0])
+        for step in range(1, 37):  # a step takes 10 ms
+            clock[0] = 100.0 + step / 100
             ticker([])
-    assert 2 <= len(seen) <= 4
+        assert [round(state.seconds, 2) for state in seen] == [0.1, 0.2, 0.3]
+        clock[0] = 102.0  # a slow step: what was missed is not made up for
+        for _ in range(3):
+            ticker([])
+    assert [round(state.seconds, 2) for state in seen[3:]] == [2.0]
 
 
 def test_one_output_for_each_completion() -> None:
