@@ -49,6 +49,7 @@ _TABLE = "torch.nn.modules.sparse"
 _NOT_WITH = ("quantization", "enable_lora", "speculative_config")
 _BUILDER = "CPUAttentionMetadataBuilder"
 _MEASURE_VERSION = 1
+_ATTENTION_SHARE = 0.7
 
 
 class FixedTiles(Method):
@@ -124,18 +125,18 @@ class FixedTiles(Method):
     def check_kernels(
         self, llm: Any, *, tokens: int, sequences: int, step_tokens: int, seconds: float
     ) -> KernelCheck:
-        """Try every attention and every layer shape of the model; half of the time for each."""
+        """Try every attention and every layer shape; most of the time is for attention."""
         began = time.monotonic()
-        linear = llm.apply_model(partial(_check_rows, most=step_tokens, until=began + seconds / 2))[
-            0
-        ]
-        ask = partial(_check_tiles, tokens=tokens, sequences=sequences, until=began + seconds)
-        attention = ask_ranks(llm, ask)[0]
+        until = began + _ATTENTION_SHARE * seconds
+        tiles = partial(_check_tiles, tokens=tokens, sequences=sequences, until=until)
+        attention = ask_ranks(llm, tiles)[0]
+        rows = partial(_check_rows, most=step_tokens, logits=sequences, until=began + seconds)
+        linear = llm.apply_model(rows)[0]
         found = [*attention, *linear]
         if not attention or not linear or not all(row.compared for row, _ in found):
             raise InvarianceError(f"{self.name}: the time did not reach every kernel")
-        rows = min((reached for _, reached in linear), default=0)
-        reach = Reach(min(reached for _, reached in attention), min(sequences, rows))
+        most = min(sequences, *(reached for _, reached in linear))
+        reach = Reach(min(reached for _, reached in attention), most)
         return KernelCheck(tuple(row for row, _ in found), reach)
 
 
@@ -302,8 +303,11 @@ def _remember(entry: Path, group: RowGroup) -> None:
         return
 
 
-def _check_rows(model: Any, *, most: int, until: float) -> list[tuple[KernelRow, int]]:
-    """Return what each distinct linear shape of the model shows as it is wrapped now."""
+def _check_rows(model: Any, *, most: int, logits: int, until: float) -> list[tuple[KernelRow, int]]:
+    """Return what each distinct linear shape of the model shows as it is wrapped now.
+
+    A step computes logits for `logits` rows at most, one a sequence, and all else for `most`.
+    """
     dtype = _dtype_of(model)
     shapes = {_shape_of(module, dtype): module for _, module in _linear_layers(model)}
     found = []
@@ -311,7 +315,8 @@ def _check_rows(model: Any, *, most: int, until: float) -> list[tuple[KernelRow,
         now = time.monotonic()
         share = now + (until - now) / (len(shapes) - number)
         call = _caller(module, module.cpu_linear)
-        found.append(check_linear(call, str(shape), shape.width, dtype, most=most, until=share))
+        rows = most if hasattr(module, "input_size") else min(most, logits)
+        found.append(check_linear(call, str(shape), shape.width, dtype, most=rows, until=share))
     return found
 
 
