@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,19 +22,20 @@ from jupyter_detllm.errors import InvarianceError, UsageError
 from jupyter_detllm.invariance.base import Host, KernelCheck, KernelRow, Method
 from jupyter_detllm.invariance.cpu_kernels import (
     TILE_ROWS,
-    Attend,
     RowGroup,
-    Rows,
-    check_attention,
-    check_linear,
     in_group,
     in_tiles,
     measure_group,
     tile_tokens,
 )
+from jupyter_detllm.invariance.kernel_checks import (
+    attention_builders,
+    check_attentions,
+    check_linear,
+)
 from jupyter_detllm.models.cache import cache_root
 from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.probes.ranks import ask_ranks, worker_of
+from jupyter_detllm.probes.ranks import ask_ranks
 
 __all__ = ["PROVEN_VLLM", "FixedTiles"]
 
@@ -128,7 +129,7 @@ class FixedTiles(Method):
         """Try every attention and every layer shape; most of the time is for attention."""
         began = time.monotonic()
         until = began + _ATTENTION_SHARE * seconds
-        tiles = partial(_check_tiles, tokens=tokens, sequences=sequences, until=until)
+        tiles = partial(check_attentions, tokens=tokens, sequences=sequences, until=until)
         attention = ask_ranks(llm, tiles)[0]
         rows = partial(_check_rows, most=step_tokens, logits=sequences, until=began + seconds)
         linear = llm.apply_model(rows)[0]
@@ -323,17 +324,9 @@ def _check_rows(model: Any, *, most: int, logits: int, until: float) -> list[tup
 # --- attention -----------------------------------------------------------------------
 
 
-def _builders(worker: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every group of attention layers with its metadata builder."""
-    for groups in worker_of(worker).model_runner.attn_groups:
-        for group in groups:
-            for builder in group.metadata_builders:
-                yield group, builder
-
-
 def _cut_attention(worker: Any) -> str:
     """Let every builder see one request per query tile; return what stands in the way."""
-    found = list(_builders(worker))
+    found = list(attention_builders(worker))
     if not found:
         return "the model has no attention that can be reached"
     for group, builder in found:
@@ -375,98 +368,6 @@ def _build(
 
 
 def _restore_attention(worker: Any) -> str:
-    for _, builder in _builders(worker):
+    for _, builder in attention_builders(worker):
         vars(builder).pop("build", None)
     return ""
-
-
-def _check_tiles(
-    worker: Any, *, tokens: int, sequences: int, until: float
-) -> list[tuple[KernelRow, int]]:
-    """Return what each distinct attention of the model shows with the builders as they are."""
-    layers = worker_of(worker).vllm_config.compilation_config.static_forward_context
-    kinds: dict[str, tuple[Any, Any]] = {}
-    for group, builder in _builders(worker):
-        for name in group.layer_names:
-            kinds.setdefault(_kind(layers[name].impl), (builder, layers[name]))
-    found = []
-    for number, (kind, (builder, layer)) in enumerate(kinds.items()):
-        now = time.monotonic()
-        share = now + (until - now) / (len(kinds) - number)
-        make = partial(_sequences, builder, layer)
-        found.append(check_attention(make, kind, tokens=tokens, sequences=sequences, until=share))
-    return found
-
-
-def _kind(impl: Any) -> str:
-    window = "full" if impl.sliding_window in (None, -1, (-1, -1)) else "sliding window"
-    return ", ".join(
-        [
-            f"attention {impl.num_heads}/{impl.num_kv_heads} heads of {impl.head_size}",
-            window if window == "full" else f"{window} {impl.sliding_window}",
-            *(["soft cap"] if impl.logits_soft_cap else []),
-            *(["ALiBi"] if impl.alibi_slopes is not None else []),
-            *(["sinks"] if impl.sinks is not None else []),
-        ]
-    )
-
-
-def _sequences(builder: Any, layer: Any, lengths: Sequence[int]) -> Attend:
-    """Return attention over sequences of random keys, values and queries in a cache of its own.
-
-    Parameters
-    ----------
-    builder, layer
-        The engine's metadata builder and one of its layers.
-    lengths
-        Tokens of each sequence.
-    """
-    import torch
-
-    impl, block = layer.impl, builder.block_size
-    generator = torch.Generator().manual_seed(sum(lengths))
-
-    def random(count: int, heads: int) -> Any:
-        values = torch.randn((count, heads, impl.head_size), generator=generator)
-        return values.to(builder.dtype)
-
-    blocks = [-(-length // block) for length in lengths]
-    cache = torch.zeros(
-        (sum(blocks) + 1, impl.num_kv_heads, block, 2 * impl.head_size), dtype=builder.dtype
-    )
-    queries, tables, taken = [], torch.zeros((len(lengths), max(blocks)), dtype=torch.int32), 1
-    for number, (length, count) in enumerate(zip(lengths, blocks, strict=True)):
-        tables[number, :count] = torch.arange(taken, taken + count)
-        slots = torch.arange(taken * block, taken * block + length)
-        keys, values = random(length, impl.num_kv_heads), random(length, impl.num_kv_heads)
-        impl.do_kv_cache_update(layer, keys, values, cache, slots)
-        queries.append(2 * random(length, impl.num_heads))
-        taken += count
-    return partial(_attend, builder, layer, cache, queries, tables)
-
-
-def _attend(
-    builder: Any, layer: Any, cache: Any, queries: list[Any], tables: Any, rows: Sequence[Rows]
-) -> list[Any]:
-    """Compute one step over `rows` as the engine would; return each request's output."""
-    import torch
-    from vllm.v1.attention.backend import CommonAttentionMetadata
-
-    counts = [item.end - item.start for item in rows]
-    starts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
-    query = torch.cat([queries[item.sequence][item.start : item.end] for item in rows])
-    common = CommonAttentionMetadata(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts,
-        seq_lens=torch.tensor([item.end for item in rows], dtype=torch.int32),
-        num_reqs=len(rows),
-        num_actual_tokens=len(query),
-        max_query_len=max(counts),
-        max_seq_len=max(item.end for item in rows),
-        block_table_tensor=tables[[item.sequence for item in rows]].contiguous(),
-        slot_mapping=torch.zeros(len(query), dtype=torch.int64),
-    )
-    metadata = builder.build(0, common)
-    out = torch.empty_like(query)
-    layer.impl.forward(layer, query, query, query, cache, metadata, out)
-    return list(out.split(counts))

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jupyter_detllm.invariance.base import KernelRow
+from jupyter_detllm.invariance.kernel_checks import distinct_rows
 
 __all__ = [
     "TILE_ROWS",
     "RowGroup",
-    "check_attention",
-    "check_linear",
     "in_group",
     "in_tiles",
     "measure_group",
@@ -168,7 +165,7 @@ class _Bits:
         """Return a digest of every distinct row's result; None where they depend on place."""
         import torch
 
-        rows = _rows(self.width, self.dtype)
+        rows = distinct_rows(_DISTINCT, self.width, self.dtype)
         found: list[Any] = [None] * _DISTINCT
         for start in self._starts(count):
             index = (torch.arange(count) + start) % _DISTINCT
@@ -189,13 +186,6 @@ class _Bits:
         calls = max(-(-_DISTINCT // count), min(most, -(-_OUTPUTS // self.columns)), 3)
         step = count if count < _DISTINCT else 17
         return (number * step % _DISTINCT for number in range(calls))
-
-
-def _rows(width: int, dtype: Any, seed: int = 2) -> Any:
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn((_DISTINCT, width), generator=generator).to(dtype)
 
 
 def _digest(tensor: Any) -> bytes:
@@ -284,132 +274,3 @@ def in_tiles(common: Any, tokens: int) -> Any:
         max_query_len=tokens,
         block_table_tensor=common.block_table_tensor[torch.from_numpy(which)],
     )
-
-
-# --- the self-test's kernel-level part -----------------------------------------------
-
-_COUNTS = (2, 3, 4, 5, 7, 8, 9, 13, 17, 30, 33, 63, 65, 100, 127, 201, 257, 511, 640, 1025, 1537)
-_LENGTHS = (1, 9, 70, 333, 700, 1150, 1600, 2500, 4096, 8192, 16384, 32768)
-_SHORT = 1000
-"""Below so many tokens, the time of an attention says little about that of a longer one."""
-_CHUNK = 61
-"""Tokens of a chunk: no multiple of a tile, so that chunks begin inside of tiles."""
-
-
-def check_linear(
-    call: Callable[[Any], Any], name: str, width: int, dtype: Any, *, most: int, until: float
-) -> tuple[KernelRow, int]:
-    """Compare rows computed one by one with the same rows among others.
-
-    Parameters
-    ----------
-    call
-        The product as the engine computes it: rows (count, `width`) to (count, N).
-    name
-        For the result.
-    most
-        Largest number of rows to try.
-    until
-        When to stop, on `time.monotonic`'s clock.
-
-    Returns
-    -------
-    KernelRow and int
-        What was shown, and the largest number of rows that was tried.
-    """
-    import torch
-
-    rows = _rows(width, dtype, seed=11)
-    alone = torch.cat([call(rows[i : i + 1]) for i in range(_DISTINCT)])
-    compared = equal = reached = 0
-    first = ""
-    for count in (*(n for n in _COUNTS if n < most), most):
-        if time.monotonic() > until:
-            break
-        index = (torch.arange(count) + 7 * count) % _DISTINCT
-        same = (call(rows[index]) == alone[index]).all(dim=-1)
-        compared, equal, reached = compared + count, equal + int(same.sum()), count
-        if not first and not same.all():
-            first = f"row {int((~same).nonzero()[0])} of {count}: other bits than alone"
-    return KernelRow(name, compared, equal, first), reached
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Query rows of a step: positions `start` to `end` of sequence `sequence`."""
-
-    sequence: int
-    start: int
-    end: int
-
-
-Attend = Callable[[Sequence[Rows]], list[Any]]
-"""One step of attention: the output of each request, of shape (rows, heads, head size)."""
-
-SequencesOf = Callable[[Sequence[int]], Attend]
-"""Attention over sequences of these lengths, with random keys, values and queries."""
-
-
-def check_attention(
-    sequences_of: SequencesOf, name: str, *, tokens: int, sequences: int, until: float
-) -> tuple[KernelRow, int]:
-    """Compare a prefill alone with the same positions batched, chunked, cached and decoded.
-
-    Parameters
-    ----------
-    sequences_of
-        Makes sequences and returns attention over them, as the engine computes it.
-    name
-        For the result.
-    tokens
-        Longest sequence to try.
-    sequences
-        Most requests of one step.
-    until
-        When to stop, on `time.monotonic`'s clock; a length is not begun that would end later.
-
-    Returns
-    -------
-    KernelRow and int
-        What was shown, and the longest sequence for which all of it was tried.
-    """
-    compared = equal = reached = 0
-    first, before, took = "", 0, 0.0
-    for length in (*(n for n in _LENGTHS if n < tokens), tokens):
-        began = time.monotonic()
-        ahead = took * (length / before) ** 2 if before > _SHORT else 0.0
-        if before and began + ahead > until:
-            break
-        for what, same in _compared(sequences_of, length, sequences):
-            compared, equal = compared + len(same), equal + int(same.sum())
-            if not first and not same.all():
-                row = int((~same).nonzero()[0])
-                first = f"{length} tokens, {what}: row {row} has other bits"
-        before, took, reached = length, time.monotonic() - began, length
-    return KernelRow(name, compared, equal, first), reached
-
-
-def _compared(sequences_of: SequencesOf, length: int, sequences: int) -> Iterator[tuple[str, Any]]:
-    """Yield for every way to compute a prompt of `length` which rows are equal."""
-    import torch
-
-    neighbours = (length // 3 + 5, 40, length // 2 + 77)
-    attend = sequences_of((length, *neighbours))
-
-    def same(rows: Sequence[Rows], which: int = 0) -> Any:
-        found, wanted = attend(rows)[which], whole[rows[which].start : rows[which].end]
-        return (found == wanted).flatten(1).all(dim=-1)
-
-    whole = attend([Rows(0, 0, length)])[0]
-    others = [Rows(1, 0, neighbours[0]), Rows(0, 0, length), Rows(3, 3, neighbours[2])]
-    if sequences >= len(others):
-        yield "batched", same([*others, Rows(2, 39, 40)][:sequences], 1)
-    for cut in sorted({length // 2 + 3, length - 1} - {length}):
-        if 0 < cut < length:
-            yield f"after a cached prefix of {cut}", same([Rows(0, cut, length)])
-    for start in range(max(0, length - 5 * _CHUNK), length, _CHUNK):
-        chunk = Rows(0, start, min(start + _CHUNK, length))
-        yield "chunked", same([Rows(2, 39, 40), chunk][-sequences:], min(sequences, 2) - 1)
-    places = torch.linspace(0, length - 1, max(1, sequences)).long().tolist()
-    decoded = attend([Rows(0, place, place + 1) for place in places])
-    yield "decoded", (torch.cat(decoded) == whole[places]).flatten(1).all(dim=-1)

@@ -10,16 +10,20 @@ speed (with fewer, products of a large K lose the kernels that are fast without 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from jupyter_detllm.core.levels import Reach
 from jupyter_detllm.errors import InvarianceError, UsageError
 from jupyter_detllm.invariance._hopper_patch import METHOD, VARIABLE, Patch
-from jupyter_detllm.invariance.base import Host, Method
+from jupyter_detllm.invariance.base import Host, KernelCheck, KernelRow, Method
+from jupyter_detllm.invariance.kernel_checks import check_attentions, check_linear
 from jupyter_detllm.invariance.ranks import every_rank, flag_missing, patch_missing
 from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.probes.ranks import rank_count
+from jupyter_detllm.probes.ranks import ask_ranks, rank_count, worker_of
 
 __all__ = ["CAPTURE_SIZES", "PROVEN_VLLM", "HopperOneKernel", "VLLMFlag"]
 
@@ -119,6 +123,64 @@ class HopperOneKernel(Method):
             if is_there:
                 raise InvarianceError(f"{self.name} is not proven for {what}")
         every_rank(self.name, llm, patch_missing)
+
+    def check_kernels(
+        self, llm: Any, *, tokens: int, sequences: int, step_tokens: int, seconds: float
+    ) -> KernelCheck:
+        """Try every attention and every layer shape, in each rank."""
+        began = time.monotonic()
+        until = began + 0.7 * seconds
+        found: dict[str, list[tuple[KernelRow, int]]] = {"attention": [], "linear": []}
+        for rank in ask_ranks(llm, _check_rank, tokens, sequences, step_tokens, until, seconds):
+            for kind, rows in rank.items():
+                found[kind] += rows
+        if not all(rows and all(row.compared for row, _ in rows) for rows in found.values()):
+            raise InvarianceError(f"{self.name}: the time did not reach every kernel")
+        most = min(sequences, *(reached for _, reached in found["linear"]))
+        reach = Reach(min(reached for _, reached in found["attention"]), most)
+        return KernelCheck(tuple(row for rows in found.values() for row, _ in rows), reach)
+
+
+def _check_rank(
+    worker: Any, tokens: int, sequences: int, step_tokens: int, until: float, seconds: float
+) -> dict[str, list[tuple[KernelRow, int]]]:
+    """Return what the kernels of one rank show; its clock may not be ours."""
+    import torch
+
+    until = min(until, time.monotonic() + 0.7 * seconds)
+    with torch.inference_mode():
+        attention = check_attentions(worker, tokens=tokens, sequences=sequences, until=until)
+        ends = time.monotonic() + max(0.3 * seconds, until - time.monotonic())
+        model = worker_of(worker).model_runner.get_model()
+        linear = _check_rows(model, step_tokens, sequences, ends)
+    return {"attention": attention, "linear": linear}
+
+
+def _check_rows(model: Any, most: int, logits: int, until: float) -> list[tuple[KernelRow, int]]:
+    """Return what each distinct linear shape of the model shows.
+
+    A step computes logits for `logits` rows at most, one a sequence, and all else for `most`.
+    """
+    shapes: dict[tuple[int, ...], Any] = {}
+    for module in model.modules():
+        shape = tuple(getattr(getattr(module, "weight", None), "shape", ()))
+        if hasattr(module, "quant_method") and len(shape) == 2:
+            shapes.setdefault(shape, module)
+    found = []
+    for number, ((columns, width), module) in enumerate(shapes.items()):
+        now = time.monotonic()
+        name, weight = f"linear {width} -> {columns}", module.weight
+        share = now + (until - now) / (len(shapes) - number)
+        rows = most if hasattr(module, "input_size") else min(most, logits)
+        call = functools.partial(_product, module)
+        ways = {"most": rows, "until": share, "device": weight.device}
+        found.append(check_linear(call, name, width, weight.dtype, **ways))
+    return found
+
+
+def _product(module: Any, rows: Any) -> Any:
+    """Return a layer's product; its bias is added row by row."""
+    return module.quant_method.apply(module, rows, None)
 
 
 def _graphs(chosen: object) -> dict[str, Any]:
