@@ -177,7 +177,7 @@ def attention_builders(worker: Any) -> Iterator[tuple[Any, Any]]:
     """Yield every group of attention layers with its metadata builder."""
     for groups in worker_of(worker).model_runner.attn_groups:
         for group in groups:
-            for builder in group.metadataattention_builders:
+            for builder in group.metadata_builders:
                 yield group, builder
 
 
