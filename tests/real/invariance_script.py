@@ -15,8 +15,7 @@ import jupyter_detllm as det
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.errors import InvarianceError
-from jupyter_detllm.invariance import METHODS
-from jupyter_detllm.invariance.cpu import TwoRows
+from jupyter_detllm.invariance.cpu import FixedTiles
 from jupyter_detllm.kernel.session import current_session
 from jupyter_detllm.verify.engine_start import Modifiers, start
 
@@ -54,24 +53,69 @@ def compositions() -> dict[str, object]:
     }
 
 
-class Uneven(TwoRows):
-    """What a batch effect is, on a processor of any kind: a single row is computed otherwise."""
+def uneven_rows(model: Any) -> str:
+    """Make a single row come out otherwise than among others: a batch effect on any processor."""
 
-    name = "cpu-uneven"
-
-    def wrap(self, linear: Any) -> Any:
-        def uneven(x: Any, weight: Any, bias: Any) -> Any:
+    def uneven(linear: Any) -> Any:
+        def product(x: Any, weight: Any, bias: Any) -> Any:
             out = linear(x, weight, bias)
             return out * 1.02 if x.numel() == x.shape[-1] else out
 
-        return uneven
+        return product
+
+    for module in model.modules():
+        if "cpu_linear" in vars(module):
+            module.cpu_linear = uneven(module.cpu_linear)
+    return ""
+
+
+_install = FixedTiles.install
+
+
+class Uneven(FixedTiles):
+    """A method that does the contrary of what it claims."""
+
+    name = "cpu-uneven"
+
+    def install(self, llm: Any) -> None:
+        _install(self, llm)
+        llm.apply_model(uneven_rows)
+
+
+def kernels(engine: Any) -> dict[str, object]:
+    """Return what the kernels show as they are, and with a product and an attention broken."""
+    limits = {"tokens": 400, "sequences": 8, "step_tokens": 70, "seconds": 300.0}
+    found = {"held": engine.check_kernels(**limits)}
+    llm = engine._llm
+    llm.apply_model(uneven_rows)
+    found["uneven rows"] = engine.check_kernels(**limits)
+    layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
+    for layer in layers:
+        layer.impl.forward = _odd(layer.impl.forward)
+    found["odd attention"] = engine.check_kernels(**limits)
+    return {
+        name: {
+            "held": check.held,
+            "reach": [check.reach.tokens, check.reach.sequences],
+            "rows": [[row.name, row.compared, row.bitwise, row.first] for row in check.rows],
+        }
+        for name, check in found.items()
+    }
+
+
+def _odd(forward: Any) -> Any:
+    """Return an attention that depends on whether the number of rows of a step is odd."""
+
+    def changed(layer: Any, query: Any, *rest: Any) -> Any:
+        out = forward(layer, query, *rest)
+        return out.mul_(1.02) if len(query) % 2 else out
+
+    return changed
 
 
 def switched_off() -> str:
     """Start an engine that claims the level with a method that does the contrary."""
-    for method in METHODS:
-        if method.name.startswith("cpu-"):
-            type(method).wrap = Uneven.wrap  # type: ignore[attr-defined]
+    FixedTiles.install = Uneven.install  # type: ignore[method-assign]
     spec = EngineSpec("demo", Level.INVARIANT, seed=42, sequential=False)
     try:
         running = start("vllm", spec, Modifiers())
@@ -89,6 +133,7 @@ def main(out: Path) -> None:
         "method": getattr(engine, "method", ""),
         "cached": getattr(getattr(engine, "self_test", None), "cached", None),
         "stamps": compositions(),
+        "kernels": kernels(engine),
     }
     det.release()
     found["refused"] = switched_off()

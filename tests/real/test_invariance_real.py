@@ -68,6 +68,33 @@ def test_no_composition_changes_a_bit(found: dict[str, Any], composition: str) -
         assert pair.evidence == "bitwise", f"{composition}: off by {pair.gap}"
 
 
+def test_the_kernels_are_called_by_themselves_and_hold(found: dict[str, Any]) -> None:
+    check = found["kernels"]["held"]
+    assert check["held"]
+    assert check["reach"] == [400, 8]
+    names = [name for name, *_ in check["rows"]]
+    assert names[0] == "attention 9/3 heads of 64, full"
+    assert set(names[1:]) == {
+        "linear 576 -> 960",
+        "linear 576 -> 576",
+        "linear 576 -> 3072",
+        "linear 1536 -> 576",
+        "linear 576 -> 49152",
+    }
+    assert all(compared == bitwise > 100 for _, compared, bitwise, _ in check["rows"])
+
+
+def test_a_kernel_that_follows_its_batch_is_found_and_named(found: dict[str, Any]) -> None:
+    rows = found["kernels"]["uneven rows"]
+    assert not rows["held"]
+    first = {name: first for name, _, _, first in rows["rows"]}
+    assert first["attention 9/3 heads of 64, full"] == ""
+    assert first["linear 576 -> 960"] == "row 0 of 2: other bits than alone"
+    attention = found["kernels"]["odd attention"]["rows"][0]
+    assert attention[2] < attention[1]
+    assert "tokens, " in attention[3]
+
+
 def test_without_its_method_the_level_is_refused(found: dict[str, Any]) -> None:
     assert found["refused"].startswith("the level invariant does not hold on this engine (cpu-")
     assert "--level repeatable" in found["refused"]
