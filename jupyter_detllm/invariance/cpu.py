@@ -135,7 +135,7 @@ class FixedTiles(Method):
         linear = llm.apply_model(rows)[0]
         found = [*attention, *linear]
         if not attention or not linear or not all(row.compared for row, _ in found):
-            raise InvarianceError(f"{self.name}: the time did not reach every kernel")
+            raise InvarianceError(f"{self.name}: of some kernels nothing was compared")
         most = min(sequences, *(reached for _, reached in linear))
         reach = Reach(min(reached for _, reached in attention), most)
         return KernelCheck(tuple(row for row, _ in found), reach)
@@ -310,7 +310,9 @@ def _check_rows(model: Any, *, most: int, logits: int, until: float) -> list[tup
     A step computes logits for `logits` rows at most, one a sequence, and all else for `most`.
     """
     dtype = _dtype_of(model)
-    shapes = {_shape_of(module, dtype): module for _, module in _linear_layers(model)}
+    shapes: dict[_Shape, Any] = {}
+    for _, module in _linear_layers(model):
+        shapes.setdefault(_shape_of(module, dtype), module)
     found = []
     for number, (shape, module) in enumerate(shapes.items()):
         now = time.monotonic()

@@ -135,7 +135,7 @@ class HopperOneKernel(Method):
             for kind, rows in rank.items():
                 found[kind] += rows
         if not all(rows and all(row.compared for row, _ in rows) for rows in found.values()):
-            raise InvarianceError(f"{self.name}: the time did not reach every kernel")
+            raise InvarianceError(f"{self.name}: of some kernels nothing was compared")
         most = min(sequences, *(reached for _, reached in found["linear"]))
         reach = Reach(min(reached for _, reached in found["attention"]), most)
         return KernelCheck(tuple(row for rows in found.values() for row, _ in rows), reach)

@@ -27,9 +27,12 @@ __all__ = [
 _DISTINCT = 61
 
 _COUNTS = (2, 3, 4, 5, 7, 8, 9, 13, 17, 30, 33, 63, 65, 100, 127, 201, 257, 511, 640, 1025, 1537)
+_FEW = 65
+"""Up to so many rows the time does not matter."""
+
 _LENGTHS = (1, 9, 70, 333, 700, 1150, 1600, 2500, 4096, 8192, 16384, 32768)
 _SHORT = 1000
-"""Below so many tokens, the time of an attention says little about that of a longer one."""
+"""Up to so many tokens the time does not matter, nor does it say much about longer ones."""
 _CHUNK = 61
 """Tokens of a chunk: no multiple of a tile, so that chunks begin inside of tiles."""
 
@@ -79,7 +82,7 @@ def check_linear(
     compared = equal = reached = 0
     first = ""
     for count in (*(n for n in _COUNTS if n < most), most):
-        if time.monotonic() > until:
+        if count > _FEW and time.monotonic() > until:
             break
         index = ((torch.arange(count) + 7 * count) % _DISTINCT).to(device)
         same = (call(rows[index]) == alone[index]).all(dim=-1)
@@ -132,8 +135,7 @@ def check_attention(
     first, before, took = "", 0, 0.0
     for length in (*(n for n in _LENGTHS if n < tokens), tokens):
         began = time.monotonic()
-        ahead = took * (length / before) ** 2 if before > _SHORT else 0.0
-        if before and began + ahead > until:
+        if before > _SHORT and began + took * (length / before) ** 2 > until:
             break
         for what, same in _compared(sequences_of, length, sequences):
             compared, equal = compared + len(same), equal + int(same.sum())
