@@ -48,12 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _install(args: argparse.Namespace) -> int:
-    from jupyter_detllm.export.kernelspec import (
-        Place,
-        install_kernel,
-        kernel_folders,
-        kernelspec,
-    )
+    from jupyter_detllm.export.kernelspec import Place, install_kernel, kernel_folders, kernelspec
 
     level = Level(args.level) if args.level else None
     spec = kernelspec(args.name, level=level, seed=args.seed)

@@ -8,13 +8,7 @@ import sys
 import time
 from typing import TextIO
 
-from jupyter_detllm.models import (
-    DEMO_NAME,
-    ModelDigests,
-    demo_folder,
-    fetch_demo,
-    model_digests,
-)
+from jupyter_detllm.models import DEMO_NAME, ModelDigests, demo_folder, fetch_demo, model_digests
 from jupyter_detllm.models.demo import is_fetched
 from jupyter_detllm.models.hub import cached_models
 

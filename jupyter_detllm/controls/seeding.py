@@ -11,11 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from jupyter_detllm.controls.import_hook import hooked, on_import, remove_import_hooks
-from jupyter_detllm.controls.torch_flags import (
-    TorchFlags,
-    apply_torch_flags,
-    parse_deterministic,
-)
+from jupyter_detllm.controls.torch_flags import TorchFlags, apply_torch_flags, parse_deterministic
 from jupyter_detllm.core.canonical import canonical_bytes, sha256_hex
 from jupyter_detllm.core.seeds import MAX_SEED
 from jupyter_detllm.errors import ControlError

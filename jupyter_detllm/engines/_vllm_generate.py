@@ -9,18 +9,8 @@ from typing import Any
 from jupyter_detllm.core.generation import Generation, GenerationRequest, Sampling
 from jupyter_detllm.engines._vllm_evidence import evidence_of
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
-from jupyter_detllm.engines._vllm_metrics import (
-    PREEMPTIONS,
-    engine_metrics,
-    with_own_timings,
-)
-from jupyter_detllm.engines._vllm_run import (
-    Job,
-    Ticker,
-    around_each_step,
-    one_each,
-    preemptions,
-)
+from jupyter_detllm.engines._vllm_metrics import PREEMPTIONS, engine_metrics, with_own_timings
+from jupyter_detllm.engines._vllm_run import Job, Ticker, around_each_step, one_each, preemptions
 from jupyter_detllm.engines._vllm_sampling import to_vllm
 from jupyter_detllm.engines._vllm_tokens import Detokenizer
 from jupyter_detllm.engines.base import ProgressCallback, RunStats

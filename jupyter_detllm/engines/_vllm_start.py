@@ -15,11 +15,7 @@ from jupyter_detllm.engines._vllm_fork import choose_start_method, forget_distri
 from jupyter_detllm.engines._vllm_handlers import rebind_logger
 from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
 from jupyter_detllm.engines._vllm_invariance import InForce
-from jupyter_detllm.engines._vllm_logs import (
-    OutputCapture,
-    StageHandler,
-    cause_line,
-)
+from jupyter_detllm.engines._vllm_logs import OutputCapture, StageHandler, cause_line
 from jupyter_detllm.engines._vllm_mamba import complete_mamba
 from jupyter_detllm.engines._vllm_options import (
     check_options,

@@ -12,12 +12,7 @@ from typing import Any
 
 from jupyter_detllm.controls.streams import preserved_streams
 from jupyter_detllm.core.fingerprint import FieldValue
-from jupyter_detllm.core.generation import (
-    Generation,
-    GenerationRequest,
-    Prompt,
-    ResolvedPrompt,
-)
+from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt, ResolvedPrompt
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines._vllm_adapter import lora_request, split_adapter

@@ -6,12 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from jupyter_detllm.core.fingerprint import FieldValue
-from jupyter_detllm.core.generation import (
-    GenerationRequest,
-    Prompt,
-    PromptKind,
-    ResolvedPrompt,
-)
+from jupyter_detllm.core.generation import GenerationRequest, Prompt, PromptKind, ResolvedPrompt
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines._remote_address import Address

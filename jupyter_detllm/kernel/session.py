@@ -6,12 +6,7 @@ from functools import partial
 
 from jupyter_detllm.cache.place import switched_off
 from jupyter_detllm.core.generation import GenerationRequest, build_requests
-from jupyter_detllm.engines.base import (
-    Engine,
-    GenerationResult,
-    ProgressCallback,
-    reach_of,
-)
+from jupyter_detllm.engines.base import Engine, GenerationResult, ProgressCallback, reach_of
 from jupyter_detllm.errors import EngineError, GenerationInterrupted, UsageError
 from jupyter_detllm.kernel.asking import Ask, checked_ask
 from jupyter_detllm.kernel.caching import through_cache

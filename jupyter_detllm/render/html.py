@@ -12,13 +12,7 @@ from jupyter_detllm.render._html_text import inline, prompt_html, texts_html
 from jupyter_detllm.render.environment import heading_of, informational_heading, next_step
 from jupyter_detllm.render.explain import explain, field_value, side_labels
 from jupyter_detllm.render.text import conclusion
-from jupyter_detllm.verify.report import (
-    CellReport,
-    Mode,
-    NotebookReport,
-    Report,
-    Standing,
-)
+from jupyter_detllm.verify.report import CellReport, Mode, NotebookReport, Report, Standing
 
 __all__ = ["render"]
 

@@ -12,13 +12,7 @@ from jupyter_detllm.core.compare import Comparison, Divergence, PairComparison
 from jupyter_detllm.core.fingerprint import FieldDiff
 from jupyter_detllm.core.history import since
 from jupyter_detllm.render.explain import explain
-from jupyter_detllm.verify.report import (
-    CellReport,
-    EnvironmentReport,
-    Mode,
-    NotebookReport,
-    Report,
-)
+from jupyter_detllm.verify.report import CellReport, EnvironmentReport, Mode, NotebookReport, Report
 
 __all__ = ["REPORT_SCHEMA", "render", "report_json"]
 

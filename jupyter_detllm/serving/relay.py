@@ -13,13 +13,7 @@ from jupyter_detllm.cache.store import TextStore
 from jupyter_detllm.core.canonical import Digest
 from jupyter_detllm.engines._remote_facts import RECORD_PATH
 from jupyter_detllm.errors import StampError
-from jupyter_detllm.serving.answers import (
-    Answer,
-    answer_key,
-    comparable,
-    read_answer,
-    server_scope,
-)
+from jupyter_detllm.serving.answers import Answer, answer_key, comparable, read_answer, server_scope
 
 __all__ = ["HEADER", "AnswerCache", "Relay"]
 

@@ -18,13 +18,7 @@ from jupyter_detllm.models.adapter import adapters_among
 from jupyter_detllm.probes.platform import compute_platform
 from jupyter_detllm.verify.engine_choice import Chooser, as_recorded, facts_on_server
 from jupyter_detllm.verify.engine_start import VLLM_SERVER
-from jupyter_detllm.verify.grouped import (
-    GroupResult,
-    Runner,
-    Watcher,
-    carry_out,
-    quiet_watcher,
-)
+from jupyter_detllm.verify.grouped import GroupResult, Runner, Watcher, carry_out, quiet_watcher
 from jupyter_detllm.verify.job import Circumstances, Task
 from jupyter_detllm.verify.limits import check_total, most_tokens
 from jupyter_detllm.verify.permissions import Permissions, allowed_models

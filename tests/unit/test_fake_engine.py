@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from jupyter_detllm.core.compare import first_divergence
 from jupyter_detllm.core.fingerprint import FieldValue
-from jupyter_detllm.core.generation import (
-    Generation,
-    Message,
-    Prompt,
-    PromptKind,
-    build_requests,
-)
+from jupyter_detllm.core.generation import Generation, Message, Prompt, PromptKind, build_requests
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
 from jupyter_detllm.engines.fake import FakeEngine

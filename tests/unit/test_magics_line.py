@@ -10,12 +10,7 @@ from jupyter_detllm.kernel.argline import split_line, without_comment
 from jupyter_detllm.kernel.detgen_line import detgen_help, detgen_parser
 from jupyter_detllm.kernel.engine_options import check_model, engine_value, merged, parse_use
 from jupyter_detllm.kernel.hints import nearest
-from jupyter_detllm.kernel.parsers import (
-    VERB_PARSERS,
-    detllm_help,
-    setup_parser,
-    verb_parser,
-)
+from jupyter_detllm.kernel.parsers import VERB_PARSERS, detllm_help, setup_parser, verb_parser
 
 
 def detgen(line: str) -> dict[str, object]:

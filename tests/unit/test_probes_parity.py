@@ -10,14 +10,7 @@ from jupyter_detllm.core.canonical import Digest, canonical_bytes, digest_of
 from jupyter_detllm.core.fields import FIELDS, Group
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.probes import (
-    collect_environment,
-    hardware,
-    model,
-    ranks,
-    software,
-    torch_probe,
-)
+from jupyter_detllm.probes import collect_environment, hardware, model, ranks, software, torch_probe
 from jupyter_detllm.probes.platform import Platform
 
 

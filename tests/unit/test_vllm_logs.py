@@ -13,12 +13,7 @@ import pytest
 
 from jupyter_detllm.engines import _vllm_logs
 from jupyter_detllm.engines._vllm_handlers import rebind_logger
-from jupyter_detllm.engines._vllm_logs import (
-    OutputCapture,
-    StageHandler,
-    cause_line,
-    open_log,
-)
+from jupyter_detllm.engines._vllm_logs import OutputCapture, StageHandler, cause_line, open_log
 from jupyter_detllm.errors import EngineStartError
 from tests.waiting import HANGS
 
