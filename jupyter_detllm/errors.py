@@ -1,12 +1,13 @@
-"""Errors with one clear line each: what happened, what was expected, what mends it.
+"""Errors with one clear line each: what happened, what was expected, what fixes it.
 
-IPython prints an exception through ``_render_traceback_`` when it has one, so a
-user's mistake is one line in a cell and never a traceback.
+IPython prints an exception through ``_render_traceback_`` when it has one, so a user's
+mistake is one line in a cell and never a traceback. `nearest` finds the word that a
+misspelt one stands for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 __all__ = [
     "FROM_CLONE",
@@ -26,9 +27,9 @@ __all__ = [
     "StampError",
     "UsageError",
     "installing",
+    "nearest",
     "show_errors_through",
 ]
-
 
 _shown: Callable[[str], str] = str
 
@@ -41,7 +42,6 @@ def show_errors_through(redact: Callable[[str], str]) -> None:
 
 FROM_CLONE = "in a clone of the jupyter-detllm repository"
 """Where commands that install this package are run: no package index holds it."""
-
 
 UPGRADING = f"pip install -U . {FROM_CLONE} that is up to date"
 """The command for what only a newer version of this package reads."""
@@ -138,3 +138,11 @@ class ExpectationError(DetLLMError):
 
 class GenerationInterrupted(DetLLMError):  # noqa: N818 - an interrupt is not an error of ours
     """A generation the user interrupted: nothing of it is stamped."""
+
+
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
+    """Return the known word most like `word`, None when none is like it."""
+    import difflib  # every module imports this one, few words are misspelt
+
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return found[0] if found else None

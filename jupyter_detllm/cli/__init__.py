@@ -125,7 +125,7 @@ def _dispatch(argv: list[str]) -> int:
         sys.stdout.write(_help())
         return 0 if argv else 2
     if first in ("-V", "--version"):
-        from jupyter_detllm._version import __version__
+        from jupyter_detllm import __version__
 
         sys.stdout.write(f"jupyter-detllm {__version__}\n")
         return 0

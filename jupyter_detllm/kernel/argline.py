@@ -11,8 +11,7 @@ from typing import NoReturn
 
 from IPython.core.magic_arguments import MagicArgumentParser
 
-from jupyter_detllm.errors import UsageError
-from jupyter_detllm.kernel.hints import nearest
+from jupyter_detllm.errors import UsageError, nearest
 
 __all__ = [
     "ArgumentParser",

@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from jupyter_detllm.core.generation import Message, Prompt, PromptKind
-from jupyter_detllm.errors import RequestError
-from jupyter_detllm.kernel.hints import nearest
+from jupyter_detllm.errors import RequestError, nearest
 
 __all__ = ["SEPARATOR", "checked", "fill", "messages_prompt", "prompts_of", "split_body"]
 

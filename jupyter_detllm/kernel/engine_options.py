@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.fingerprint import FieldValue
-from jupyter_detllm.errors import UsageError
-from jupyter_detllm.kernel.hints import nearest
+from jupyter_detllm.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from jupyter_detllm.kernel.argline import ArgumentParser, Namespace

@@ -20,7 +20,7 @@ from jupyter_detllm.expect.expectation import Expectation, expectation_of
 from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.session import Session
 
-__all__ = ["Expect", "Outcome", "Unmet", "generate"]
+__all__ = ["Expect", "Outcome", "Unmet", "generate_expected"]
 
 
 class Unmet(StrEnum):
@@ -94,7 +94,7 @@ class Outcome:
         warn(self.problem)
 
 
-def generate(
+def generate_expected(
     session: Session,
     ask: Ask,
     requests: tuple[GenerationRequest, ...],

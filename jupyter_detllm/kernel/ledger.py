@@ -9,8 +9,7 @@ from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import RunStats
-from jupyter_detllm.errors import UsageError
-from jupyter_detllm.kernel.hints import nearest
+from jupyter_detllm.errors import UsageError, nearest
 from jupyter_detllm.kernel.live import RECORDED, LiveResult
 
 __all__ = ["Emitted", "Ledger"]

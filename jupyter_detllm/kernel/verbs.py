@@ -9,7 +9,7 @@ from typing import Any
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.engines.base import Progress, SamplingOptions
-from jupyter_detllm.errors import UsageError
+from jupyter_detllm.errors import UsageError, nearest
 from jupyter_detllm.expect.expectation import from_line
 from jupyter_detllm.kernel import status
 from jupyter_detllm.kernel.argline import Namespace, asks_for_help, split_line, without_comment
@@ -27,8 +27,7 @@ from jupyter_detllm.kernel.display import (
     show_text,
 )
 from jupyter_detllm.kernel.engine_options import parse_use
-from jupyter_detllm.kernel.expecting import Expect, generate
-from jupyter_detllm.kernel.hints import nearest
+from jupyter_detllm.kernel.expecting import Expect, generate_expected
 from jupyter_detllm.kernel.measuring import set_thresholds, watch
 from jupyter_detllm.kernel.parsers import (
     EVERY_CELL,
@@ -217,7 +216,7 @@ class Surface:
             slot.line(progress_text(progress))
 
         with slot.settled("detllm: no text was generated"):
-            result = generate(self.session, ask, requests, expect, progress=report)
+            result = generate_expected(self.session, ask, requests, expect, progress=report)
         text = generations_text(requests, result.generations)
         markup = generations_html(requests, result.generations, show_prompt=ask.store_prompt)
         slot.finish(text, markup)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from jupyter_detllm._version import __version__
+from jupyter_detllm import __version__
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.probes.distributions import build_values, dist_version, package_list

@@ -23,7 +23,7 @@ from jupyter_detllm.expect.expectation import MAX_PATTERN, expectation_of, from_
 from jupyter_detllm.expect.matching import mismatches
 from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.cells import Ending, RunningCells
-from jupyter_detllm.kernel.expecting import Expect, Unmet, generate
+from jupyter_detllm.kernel.expecting import Expect, Unmet, generate_expected
 from jupyter_detllm.kernel.session import Session
 from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.kernel.stamping import Recorder
@@ -192,7 +192,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, judge: Judge) -> list[Sequence[str]]
 def run(session: Session, *prompts: str, tries: int = 3, **more: Any) -> Any:
     options = more.pop("options", SAMPLED)
     ask = Ask(tuple(map(Prompt.chat, prompts)), options=options, **more)
-    return generate(session, ask, session.prepare(ask), Expect.of("x", tries, "warn"))
+    return generate_expected(session, ask, session.prepare(ask), Expect.of("x", tries, "warn"))
 
 
 def test_only_what_is_not_as_expected_is_tried_again(
@@ -246,7 +246,7 @@ def test_after_the_last_try_it_is_said_what_is_left(
     failing = Expect.of("x", 2, "error")
     ask = Ask((Prompt.chat("one"),), options=SAMPLED)
     with pytest.raises(ExpectationError, match="more --tries"):
-        generate(session, ask, session.prepare(ask), failing).settle(warned.append)
+        generate_expected(session, ask, session.prepare(ask), failing).settle(warned.append)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_without_an_expectation_nothing_is_checked(
 ) -> None:
     seen = judged(monkeypatch, lambda number, texts: {0: "no"})
     ask = Ask((Prompt.chat("one"),), options=SAMPLED)
-    found = generate(session, ask, session.prepare(ask))
+    found = generate_expected(session, ask, session.prepare(ask))
     found.settle(pytest.fail)
     assert not seen
     emitted = session.recorder.close(Ending(None, "", None, True))

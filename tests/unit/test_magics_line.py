@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from jupyter_detllm.core.notebook import read_notebook
-from jupyter_detllm.errors import UsageError
+from jupyter_detllm.errors import UsageError, nearest
 from jupyter_detllm.kernel.argline import split_line, without_comment
 from jupyter_detllm.kernel.detgen_line import detgen_help, detgen_parser
 from jupyter_detllm.kernel.engine_options import check_model, engine_value, merged, parse_use
-from jupyter_detllm.kernel.hints import nearest
 from jupyter_detllm.kernel.parsers import VERB_PARSERS, detllm_help, setup_parser, verb_parser
 
 
