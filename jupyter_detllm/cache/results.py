@@ -1,24 +1,158 @@
-"""Generations of a call out of the cache where it has them; the others generated and kept."""
+"""Generations of a call out of the cache where it has them; the others generated and kept.
+
+A kept result is found by one digest of everything that it depends on. What comes back
+out of the store is not trusted: it is read as untrusted text.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from jupyter_detllm.cache.claims import claimed
-from jupyter_detllm.cache.entries import read_generations, write_generations
-from jupyter_detllm.cache.keys import Scope, key_of, units_of
-from jupyter_detllm.cache.store import TextStore
-from jupyter_detllm.core.canonical import Digest
+from jupyter_detllm.cache.store import TextStore, claimed
+from jupyter_detllm.core.canonical import Digest, Json, digest_of
 from jupyter_detllm.core.compare import Comparison, compare_calls
+from jupyter_detllm.core.evidence import EVIDENCE_K
 from jupyter_detllm.core.generation import Generation, GenerationRequest
-from jupyter_detllm.core.stamp import Call
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.reading import Reader
+from jupyter_detllm.core.stamp import Call, ModelIdentity, generation_json
+from jupyter_detllm.core.stamp_reader import read_generation
 from jupyter_detllm.engines.base import GenerationResult, RunStats
-from jupyter_detllm.errors import CanonicalError, StampError
+from jupyter_detllm.errors import CanonicalError, StampError, UsageError
 
-__all__ = ["CacheReport", "CachedResult", "generate_cached", "is_sampled"]
+__all__ = [
+    "CacheReport",
+    "CachedResult",
+    "Scope",
+    "generate_cached",
+    "is_sampled",
+    "key_of",
+    "pack",
+    "read_generations",
+    "units_of",
+    "unpack",
+    "write_generations",
+]
+
+RESULT_SCHEMA = "detllm.result/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What results of one engine have in common.
+
+    Attributes
+    ----------
+    model
+        Name and digests; the name is not in the key.
+    level
+        Guarantee level.
+    fingerprint
+        Digest of the numerics fields.
+    evidence
+        Whether generations come with logprobs.
+    """
+
+    model: ModelIdentity
+    level: Level
+    fingerprint: Digest
+    evidence: bool = True
+
+    def check(self) -> None:
+        """Raise `UsageError` where the model is not known by its content."""
+        if self.model.weights is None:
+            raise UsageError(
+                "the engine cannot tell the digest of its weights, so no result can be kept by it",
+                expected="an engine of this process",
+                fix="leave --cache out; `jupyter detllm serve --cache` keeps a server's answers",
+            )
+
+
+def units_of(requests: Sequence[GenerationRequest], level: Level) -> tuple[tuple[int, ...], ...]:
+    """Return which requests of a call are kept together, as indices.
+
+    Where a generation does not depend on its batch each request is kept alone; elsewhere
+    the whole call is, because leaving one of its requests out would change the others.
+    """
+    every = range(len(requests))
+    return tuple((i,) for i in every) if level is Level.INVARIANT else (tuple(every),)
+
+
+def key_of(scope: Scope, requests: Sequence[GenerationRequest]) -> Digest:
+    """Return the key of the requests of one unit, in order."""
+    digests = {part: None if d is None else str(d) for part, d in scope.model.digests().items()}
+    return digest_of(
+        {
+            "schema": RESULT_SCHEMA,
+            "requests": [str(request.digest) for request in requests],
+            "fingerprint": str(scope.fingerprint),
+            "model": digests,
+            "level": scope.level.value,
+            "evidence": EVIDENCE_K if scope.evidence else 0,
+        }
+    )
+
+
+def pack(schema: str, key: Digest, content: Json) -> str:
+    """Return a value as text that holds its key and its own digest.
+
+    Raises
+    ------
+    CanonicalError
+        For content without a canonical form.
+    """
+    body: dict[str, Json] = {"schema": schema, "key": str(key), "content": content}
+    return json.dumps({**body, "digest": str(digest_of(body))}, separators=(",", ":"))
+
+
+def unpack(schema: str, key: Digest, text: str) -> Reader:
+    """Return the reader of a value, whose content is under ``content``.
+
+    Raises
+    ------
+    StampError
+        For anything that `pack` did not write for this key.
+    """
+    try:
+        reader = Reader(json.loads(text), "a kept result")
+        body = {name: value for name, value in reader.data.items() if name != "digest"}
+        sound = digest_of(body) == reader.digest("digest")
+    except (ValueError, RecursionError, CanonicalError):
+        raise StampError("a kept result is damaged") from None
+    if not sound or (body.get("schema"), body.get("key")) != (schema, str(key)):
+        raise StampError("a kept result is not the one that its key stands for")
+    return reader
+
+
+def write_generations(key: Digest, generations: Sequence[Generation]) -> str:
+    """Return the generations of one unit as text; raise `CanonicalError` where it has none."""
+    return pack(RESULT_SCHEMA, key, [generation_json(generation) for generation in generations])
+
+
+def read_generations(
+    key: Digest, text: str, requests: Sequence[GenerationRequest]
+) -> tuple[Generation, ...]:
+    """Return the generations of a unit.
+
+    Raises
+    ------
+    StampError
+        For damaged text, or one that does not fit the requests.
+    """
+    reader = unpack(RESULT_SCHEMA, key, text)
+    try:
+        found = tuple(read_generation(item) for item in reader.subs("content"))
+    except CanonicalError as error:
+        raise StampError(error.what) from None
+    asked = [(p, c) for p, request in enumerate(requests) for c in range(len(request.seeds))]
+    if [(g.prompt_index, g.completion_index) for g in found] != asked:
+        raise StampError("a kept result does not fit its requests")
+    return found
+
 
 Generate: TypeAlias = Callable[[tuple[GenerationRequest, ...]], GenerationResult]
 

@@ -1,25 +1,103 @@
-"""Texts by key in one SQLite file: bounded in size, shared by processes, never in the way.
+"""Results kept on disk: texts by key in one SQLite file, shared by processes.
 
-Nothing here raises because of the file: what cannot be read is a miss, what cannot be
-written is not kept, and a broken file is set aside. `problem` says what was in the way.
+Bounded in size and never in the way: nothing here raises because of the file. What cannot
+be read is a miss, what cannot be written is not kept, and a broken file is set aside;
+`problem` says what was in the way.
+
+A file that others may have open is never renamed: SQLite would mix its journal with the
+next file's. So files are numbered, the highest number is the one in use, and setting one
+aside is beginning the next.
+
+Who generates a result is settled by a claim: one thread of one process at a time, the
+others wait for it. A claim is a lock on a file, which the system gives back when its
+holder dies. It saves work and guards nothing: whoever gets one looks the result up once
+more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from jupyter_detllm.cache.place import begin_next, current_file, make_file, results_folder
-from jupyter_detllm.core.canonical import Digest
+from jupyter_detllm.core.canonical import Digest, Json
 
-__all__ = ["DEFAULT_BYTES", "Kept", "TextStore"]
+__all__ = [
+    "DEFAULT_BYTES",
+    "Kept",
+    "Overview",
+    "TextStore",
+    "claimed",
+    "clear_cache",
+    "current_file",
+    "forget_claims",
+    "numbered_files",
+    "overview",
+    "results_folder",
+]
+
+_FILE_NAME = re.compile(r"results1-([0-9]{4})\.sqlite")
+_FILE_PARTS = ("", "-wal", "-shm", "-journal")
+
+
+def results_folder() -> Path:
+    """Return the folder in the user's cache; it need not exist."""
+    # The switch alone is read by every session: it must not load what finds models.
+    from jupyter_detllm.models.cache import cache_root
+
+    return cache_root() / "results"
+
+
+def numbered_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files that are or were in use, the last one being the present one."""
+    try:
+        names = [path.name for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name)]
+    except OSError:
+        return ()
+    return tuple(folder / name for name in sorted(names))
+
+
+def current_file(folder: Path) -> Path:
+    """Return the file in use; it need not exist."""
+    files = numbered_files(folder)
+    return files[-1] if files else folder / "results1-0001.sqlite"
+
+
+def make_file(path: Path) -> None:
+    """Create `path` empty and for the user alone, if it is not there; raise `OSError`."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def begin_next(broken: Path) -> None:
+    """Set a broken file aside: the next number is in use; of those before, one is kept.
+
+    Where another process has done so, nothing happens. Raises `OSError`.
+    """
+    found = _FILE_NAME.fullmatch(broken.name)
+    if found is None or current_file(broken.parent) != broken:
+        return
+    number = int(found.group(1)) + 1
+    make_file(broken.with_name(f"results1-{number:04}.sqlite"))
+    for path in numbered_files(broken.parent)[:-2]:
+        remove_file(path)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file that is not in use, and what SQLite has put beside it."""
+    for part in _FILE_PARTS:
+        with contextlib.suppress(OSError):
+            path.with_name(path.name + part).unlink()
+
 
 DEFAULT_BYTES = 256 * 1024 * 1024
 _T = TypeVar("_T")
@@ -248,3 +326,135 @@ def _count(db: sqlite3.Connection, rows: list[tuple[str, int]]) -> None:
         " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
         rows,
     )
+
+
+_CLAIM_FOLDER = "claims"
+_MOST_CLAIMS = 64
+"""Claims of one call; equal calls with more share their first ones, which is enough."""
+
+
+@contextmanager
+def claimed(folder: Path, keys: Iterable[Digest]) -> Iterator[None]:
+    """Hold the claims of `keys`; wait for those that another thread or process holds.
+
+    Where the folder cannot be written nothing is waited for.
+    """
+    names = sorted({key.hex for key in keys})[:_MOST_CLAIMS]
+    with ExitStack() as held:
+        for name in names:  # in one order everywhere, so that no two wait for each other
+            if not _hold(held, folder / _CLAIM_FOLDER / f"{name}.lock"):
+                break
+        yield
+
+
+def _hold(held: ExitStack, path: Path) -> bool:
+    from filelock import FileLock
+
+    lock = FileLock(path, mode=0o600, thread_local=False)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock.acquire()
+    except (OSError, NotImplementedError):
+        return False
+    held.callback(_give_back, lock, path)
+    return True
+
+
+def _give_back(lock: object, path: Path) -> None:
+    # The file goes first: who waits for it gets the lock all the same, and looks again.
+    with contextlib.suppress(OSError):
+        path.unlink()
+    lock.release()  # type: ignore[attr-defined]
+
+
+def forget_claims(folder: Path) -> None:
+    """Remove files that killed processes have left."""
+    try:
+        left = list((folder / _CLAIM_FOLDER).glob("*.lock"))
+    except OSError:
+        return
+    for path in left:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A result cache.
+
+    Attributes
+    ----------
+    folder
+        Where it is.
+    results, result_bytes
+        What is kept.
+    file_bytes
+        Size of the files, those set aside included.
+    counters
+        Name to number, since it was begun or cleared: requests answered out of it (hits),
+        generated, generated to verify a hit, and what of these came out otherwise.
+    set_aside
+        Names of broken files.
+    problem
+        What keeps it from being used; "" where nothing does.
+    """
+
+    folder: Path
+    results: int = 0
+    result_bytes: int = 0
+    file_bytes: int = 0
+    counters: dict[str, int] = field(default_factory=dict)
+    set_aside: tuple[str, ...] = ()
+    problem: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as JSON."""
+        return {
+            "folder": str(self.folder),
+            "results": self.results,
+            "result_bytes": self.result_bytes,
+            "file_bytes": self.file_bytes,
+            "counters": dict(sorted(self.counters.items())),
+            "set_aside": list(self.set_aside),
+            "problem": self.problem,
+        }
+
+
+def overview(folder: Path | None = None) -> Overview:
+    """Return what is kept in `folder`, the user's cache by default; nothing is created."""
+    place = results_folder() if folder is None else folder
+    files = numbered_files(place)
+    if not files:
+        return Overview(place)
+    store = TextStore(place)
+    try:
+        results, size = store.size()
+        counters = store.counters()
+        files = numbered_files(place)  # a broken one has been set aside by now
+        bytes_ = sum(_size_of(path) for path in files)
+        names = tuple(path.name for path in files if path != current_file(place))
+        return Overview(place, results, size, bytes_, counters, names, store.problem)
+    finally:
+        store.close()
+
+
+def _size_of(path: Path) -> int:
+    total = 0
+    for part in ("", "-wal"):
+        with contextlib.suppress(OSError):
+            total += path.with_name(path.name + part).stat().st_size
+    return total
+
+
+def clear_cache(folder: Path | None = None) -> Overview:
+    """Forget everything; return what there was."""
+    before = overview(folder)
+    if not numbered_files(before.folder):
+        return before
+    store = TextStore(before.folder)
+    store.empty()
+    store.close()
+    for path in numbered_files(before.folder)[:-1]:
+        remove_file(path)
+    forget_claims(before.folder)
+    return before

@@ -10,7 +10,7 @@ from jupyter_detllm.cli._options import add_json
 from jupyter_detllm.cli._output import write, write_json
 
 if TYPE_CHECKING:
-    from jupyter_detllm.cache.overview import Overview
+    from jupyter_detllm.cache.store import Overview
 
 __all__ = ["HELP", "NAME", "configure", "run"]
 
@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run one verb; 0 unless the cache cannot be used."""
-    from jupyter_detllm.cache.overview import clear_cache, overview
+    from jupyter_detllm.cache.store import clear_cache, overview
 
     folder = Path(args.path) if args.path else None
     found = overview(folder) if args.verb == "info" else clear_cache(folder)

@@ -75,8 +75,7 @@ def through_cache(
     circumstances
         Returns model, level and fingerprint as they are at that moment.
     """
-    from jupyter_detllm.cache.keys import Scope
-    from jupyter_detllm.cache.results import generate_cached
+    from jupyter_detllm.cache.results import Scope, generate_cached
 
     latest = circumstances()
 
@@ -115,8 +114,7 @@ _stores: dict[tuple[str, int], TextStore] = {}
 
 def _store(max_bytes: int | None) -> TextStore:
     """Return the store of this process; one for each folder and size."""
-    from jupyter_detllm.cache.place import results_folder
-    from jupyter_detllm.cache.store import DEFAULT_BYTES, TextStore
+    from jupyter_detllm.cache.store import DEFAULT_BYTES, TextStore, results_folder
 
     folder, most = results_folder(), DEFAULT_BYTES if max_bytes is None else max_bytes
     return _stores.setdefault((str(folder), most), TextStore(folder, most))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from jupyter_detllm.cache.place import switched_off
+from jupyter_detllm.cache import switched_off
 from jupyter_detllm.core.generation import GenerationRequest, build_requests
 from jupyter_detllm.engines.base import Engine, GenerationResult, ProgressCallback, reach_of
 from jupyter_detllm.errors import EngineError, GenerationInterrupted, UsageError

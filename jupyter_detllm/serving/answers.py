@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jupyter_detllm.cache.entries import pack, unpack
+from jupyter_detllm.cache.results import pack, unpack
 from jupyter_detllm.core.canonical import Digest, Json, digest_of
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.engines._remote_facts import read_record

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jupyter_detllm.cache.place import SWITCH_VARIABLE
+from jupyter_detllm.cache import SWITCH_VARIABLE
 from jupyter_detllm.core.levels import LEVEL_VARIABLE
 from jupyter_detllm.core.notebook import JsonObject, read_notebook
 from jupyter_detllm.verify.kernels import (

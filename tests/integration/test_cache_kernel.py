@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_detllm.cache.place import results_folder
-from jupyter_detllm.cache.store import TextStore
+from jupyter_detllm.cache.store import TextStore, results_folder
 from jupyter_detllm.core.notebook import RUN_KEY
 from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.core.verdict import Verdict

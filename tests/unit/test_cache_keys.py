@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_detllm.cache.keys import Scope, key_of, units_of
+from jupyter_detllm.cache.results import Scope, key_of, units_of
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.fields import FIELDS as TABLE
 from jupyter_detllm.core.fieldspec import Role

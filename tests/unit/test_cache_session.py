@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import jupyter_detllm as det
-from jupyter_detllm.cache.entries import read_generations, write_generations
-from jupyter_detllm.cache.place import SWITCH_VARIABLE, current_file
-from jupyter_detllm.cache.results import is_sampled
+from jupyter_detllm.cache import SWITCH_VARIABLE
+from jupyter_detllm.cache.results import is_sampled, read_generations, write_generations
+from jupyter_detllm.cache.store import current_file
 from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.fingerprint import Fingerprint

@@ -16,9 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_detllm.cache.claims import claimed, forget_claims
-from jupyter_detllm.cache.place import current_file, numbered_files
-from jupyter_detllm.cache.store import TextStore
+from jupyter_detllm.cache.store import (
+    TextStore,
+    claimed,
+    current_file,
+    forget_claims,
+    numbered_files,
+)
 from jupyter_detllm.core.canonical import Digest, digest_of
 from tests.waiting import until
 from tools.requirements import ROOT
@@ -328,7 +332,7 @@ def test_a_claim_is_held_by_one_at_a_time(tmp_path: Path) -> None:
 def test_the_claim_of_a_killed_process_is_free(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path;"
-        "from jupyter_detllm.cache.claims import claimed;"
+        "from jupyter_detllm.cache.store import claimed;"
         "from jupyter_detllm.core.canonical import digest_of\n"
         "with claimed(Path(sys.argv[1]), [digest_of('a')]):\n"
         "    print('held', flush=True); time.sleep(60)"

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_detllm.cache.place import current_file, results_folder
-from jupyter_detllm.cache.store import TextStore
+from jupyter_detllm.cache.store import TextStore, current_file, results_folder
 from jupyter_detllm.cli import main
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.models.cache import CACHE_VARIABLE
