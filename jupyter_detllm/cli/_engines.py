@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jupyter_detllm.cli._progress import ProgressBar
+from jupyter_detllm.cli._output import ProgressBar
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.limits import DEFAULT_TOKENS_TOTAL
 from jupyter_detllm.verify.permissions import Permissions

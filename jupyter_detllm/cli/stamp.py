@@ -6,8 +6,8 @@ import argparse
 
 from jupyter_detllm.cli._editing import edit, print_edits, worst
 from jupyter_detllm.cli._options import add_json, add_notebooks
-from jupyter_detllm.cli._packages import with_packages
 from jupyter_detllm.core.notebook import JsonObject, read_notebook
+from jupyter_detllm.core.packages import keep_package_list, list_digest, list_digests, stamps_of
 from jupyter_detllm.core.promotion import Change, ChangeKind, Update, promote
 from jupyter_detllm.render.changes import PROMOTION_WORDS, explained
 from jupyter_detllm.verify.sources import NotebookFile
@@ -76,3 +76,35 @@ def _outcome(notebook: JsonObject, changes: tuple[Change, ...]) -> tuple[int, st
 
 def _mended(label: str, changes: tuple[Change, ...]) -> bool:
     return any(c.label == label and c.kind is ChangeKind.REPLACED for c in changes)
+
+
+def with_packages(notebook: JsonObject) -> tuple[JsonObject, bool, str]:
+    """Return the notebook with this environment's package list, and whether it holds it.
+
+    The list is stored only where a stamp of the notebook holds its digest; the third
+    value is a sentence that says what was done.
+    """
+    from jupyter_detllm.probes.distributions import package_list
+
+    view = read_notebook(notebook)
+    fingerprints = {str(stamp.fingerprint_digest) for stamp in stamps_of(view)}
+    wanted = {digest for name in fingerprints for digest in list_digests(view, name)}
+    packages = package_list()
+    here = list_digest(packages)
+    if here in wanted:
+        stored = keep_package_list(notebook, packages)
+        return stored, True, f"it holds the package list: {len(packages)} packages"
+    return notebook, False, f"the package list was not stored: {_refusal(here, wanted)}"
+
+
+def _refusal(here: str, wanted: set[str]) -> str:
+    if not wanted:
+        return "no stamp holds the digest of one (run the cells again with this version)"
+    return (
+        f"this environment's is {_short(here)}, stamped is {', '.join(map(_short, sorted(wanted)))}"
+        " (use the kernel's own Python: `python -m jupyter_detllm stamp --with-packages NOTEBOOK`)"
+    )
+
+
+def _short(digest: str) -> str:
+    return digest.removeprefix("sha256:")[:12]

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from jupyter_detllm.cache.store import TextStore
 from jupyter_detllm.cli import serve
-from jupyter_detllm.cli._caching import cache_line, inner_place, kept_before
 from jupyter_detllm.cli._options import Parser
+from jupyter_detllm.cli.serve import cache_line, inner_place, kept_before
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import EngineStartError, UsageError

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from jupyter_detllm.cli import _progress
-from jupyter_detllm.cli._progress import ProgressBar
+from jupyter_detllm.cli import _output
+from jupyter_detllm.cli._output import ProgressBar
 
 
 class Screen(io.StringIO):
@@ -22,7 +22,7 @@ class Screen(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(_output.time, "monotonic", lambda: now[0])
     return now
 
 
