@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jupyter_detllm.controls.report import ControlReport
+from jupyter_detllm.controls.ledger import ControlReport
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest
 from jupyter_detllm.core.promotion import Update, promote

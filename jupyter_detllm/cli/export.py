@@ -175,7 +175,7 @@ def _file_text(path: str) -> str:
 
 
 def _running_environment() -> Running:
-    from jupyter_detllm.controls.standing import StandingControls
+    from jupyter_detllm.controls.ledger import StandingControls
     from jupyter_detllm.probes import collect_environment
     from jupyter_detllm.probes.distributions import build_values, distributions
 

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _environment(args: argparse.Namespace) -> int:
-    from jupyter_detllm.controls.standing import StandingControls
+    from jupyter_detllm.controls.ledger import StandingControls
     from jupyter_detllm.probes import collect_environment
 
     fingerprint = collect_environment(control_report=StandingControls(os.environ))

@@ -22,12 +22,14 @@ from jupyter_detllm.controls.environ import (
 )
 from jupyter_detllm.controls.ledger import (
     MARKER,
+    ControlEntry,
+    ControlReport,
+    ControlState,
     ProcessView,
     marker_text,
     observed_events,
     read_live,
 )
-from jupyter_detllm.controls.report import ControlEntry, ControlReport, ControlState
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.redact import redact_text
 from jupyter_detllm.errors import ControlError

@@ -1,16 +1,40 @@
-"""The process as the guard sees it: what has happened, what we set, what is in force."""
+"""The process as the guard sees it: what has happened, what we set, what is in force.
+
+What became of each control is a `ControlReport`: the values that `status` shows and stamps
+record. `KernelMark` is how a kernel knows that it was started from one of our kernelspecs.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from enum import StrEnum
 
-from jupyter_detllm.controls.environ import EnvControl, Event
-from jupyter_detllm.controls.report import UNKNOWN
-from jupyter_detllm.probes.process import hash_seed_in_force
+from jupyter_detllm.controls.environ import ENV_CONTROLS, RECORDED, EnvControl, Event, NoEffect
+from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.redact import redact_text
+from jupyter_detllm.core.seeds import MAX_SEED
+from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.process import hash_seed_in_force, home_and_user
 
-__all__ = ["MARKER", "ProcessView", "marker_text", "observed_events", "read_live"]
+__all__ = [
+    "KERNEL_VARIABLE",
+    "MARKER",
+    "UNKNOWN",
+    "ControlEntry",
+    "ControlReport",
+    "ControlState",
+    "KernelMark",
+    "ProcessView",
+    "StandingControls",
+    "kernel_mark",
+    "marker_text",
+    "observed_events",
+    "read_live",
+]
 
 #: Names what we set, as ``NAME=VALUE`` pairs, so that a later call, a kernelspec and a
 #: child process can tell our values from the user's.
@@ -134,3 +158,151 @@ def read_live(name: str, modules: Mapping[str, object]) -> tuple[bool, str | Non
         if value is not None:
             return True, str(int(value)) if isinstance(value, bool) else str(value)
     return False, None
+
+
+KERNEL_VARIABLE = "JUPYTER_DETLLM_KERNEL"
+
+_MARK = re.compile(
+    r"(?P<name>[\w.-]{1,100})(?: level=(?P<level>\w{1,20}))?(?: seed=(?P<seed>\d{1,19}))?", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelMark:
+    """The kernelspec a kernel runs in, and what its sessions begin with.
+
+    Attributes
+    ----------
+    name
+        Name of the kernelspec.
+    level, seed
+        What a session that names none has; None leaves it to the defaults.
+    """
+
+    name: str
+    level: Level | None = None
+    seed: int | None = None
+
+    def text(self) -> str:
+        """Return the variable's value."""
+        level = "" if self.level is None else f" level={self.level}"
+        seed = "" if self.seed is None else f" seed={self.seed}"
+        return f"{self.name}{level}{seed}"
+
+
+def kernel_mark(environ: Mapping[str, str]) -> KernelMark | None:
+    """Return the mark in `environ`; None outside our kernelspecs, or for a broken one."""
+    found = _MARK.fullmatch(environ.get(KERNEL_VARIABLE, ""))
+    if found is None:
+        return None
+    try:
+        level = Level(found["level"]) if found["level"] else None
+    except ValueError:
+        return None
+    seed = int(found["seed"]) if found["seed"] else None
+    if seed is not None and seed > MAX_SEED:
+        return None
+    return KernelMark(found["name"], level, seed)
+
+
+#: Fields a report declares; ``controls.*`` stands for every control without its own row.
+FIELD_NAMES = ("controls.*", "controls.PYTHONHASHSEED", "controls.late", "controls.user_set")
+
+#: Effective value where nothing tells what was set when it mattered.
+UNKNOWN = "unknown"
+
+
+class ControlState(StrEnum):
+    """What became of one control."""
+
+    SET = "set"
+    ALREADY = "already"
+    USER = "user"
+    LATE = "late"
+    NOT_APPLICABLE = "not_applicable"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlEntry:
+    """One control, as asked for and as it is.
+
+    Attributes
+    ----------
+    requested
+        The value the level or a modifier asks for; None where nothing is asked.
+    effective
+        The value in force; None where the variable is not set, ``unknown`` where
+        nothing tells.
+    reason
+        One sentence; for a late control, with the way out.
+    by_user
+        The variable holds a value that we did not set.
+    """
+
+    name: str
+    state: ControlState
+    requested: str | None
+    effective: str | None
+    reason: str
+    by_user: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ControlReport:
+    """Every control at one level on one platform.
+
+    `events` are those that had happened; `no_effect` names variables the user set
+    that change nothing here.
+    """
+
+    level: Level
+    platform: Platform
+    events: frozenset[Event]
+    entries: tuple[ControlEntry, ...]
+    no_effect: tuple[NoEffect, ...] = ()
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """Names of the controls that came too late, sorted."""
+        return self._named(ControlState.LATE)
+
+    @property
+    def user_set(self) -> tuple[str, ...]:
+        """Names of the controls that hold the user's own value, sorted."""
+        return tuple(sorted(entry.name for entry in self.entries if entry.by_user))
+
+    def _named(self, state: ControlState) -> tuple[str, ...]:
+        return tuple(sorted(entry.name for entry in self.entries if entry.state is state))
+
+    def entry(self, name: str) -> ControlEntry | None:
+        """Return the entry of control `name`, None when it is not part of the report."""
+        return next((entry for entry in self.entries if entry.name == name), None)
+
+    def fields(self) -> dict[str, FieldValue]:
+        """Return effective values as ``controls.NAME``, and which are late or the user's."""
+        out: dict[str, FieldValue] = {
+            f"controls.{entry.name}": entry.effective
+            for entry in self.entries
+            if entry.state is not ControlState.NOT_APPLICABLE
+        }
+        if self.late:
+            out["controls.late"] = ", ".join(self.late)
+        if self.user_set:
+            out["controls.user_set"] = ", ".join(self.user_set)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class StandingControls:
+    """The variables of an environment that are controls, or change results otherwise."""
+
+    environ: Mapping[str, str]
+
+    def fields(self) -> dict[str, FieldValue]:
+        """Return them as ``controls.NAME``; what is not set is left out."""
+        home, user = home_and_user()
+        known = {row.name for row in ENV_CONTROLS} | {row.name for row in RECORDED}
+        return {
+            f"controls.{name}": redact_text(self.environ[name], home=home, user=user)[:100]
+            for name in sorted(known & set(self.environ))
+        }

@@ -1,26 +1,41 @@
-"""Seeds every random stream of the process, those of modules not yet imported included."""
+"""Seeds every random stream of the process, those of modules not yet imported included.
+
+`%detllm` must not import torch, yet the user's own ``import torch; torch.rand(1)``
+afterwards must draw from a seeded stream, and torch's own switches (deterministic
+algorithms, cuDNN, TF32) can be set on an imported torch only. So a finder at the head of
+`sys.meta_path` lets the ordinary finders find the module and replaces `exec_module` on the
+one loader instance they return; the loader stays what it was, and both the attribute and
+the finder are gone once the module is there.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import sys
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from jupyter_detllm.controls.import_hook import hooked, on_import, remove_import_hooks
-from jupyter_detllm.controls.torch_flags import TorchFlags, apply_torch_flags, parse_deterministic
 from jupyter_detllm.core.canonical import canonical_bytes, sha256_hex
 from jupyter_detllm.core.seeds import MAX_SEED
 from jupyter_detllm.errors import ControlError
 
 __all__ = [
     "SEED_VARIABLE",
+    "Callback",
     "SeedReport",
+    "TorchDeterministic",
+    "TorchFlags",
     "forget_seed",
     "generator",
+    "hooked",
     "root_seed",
     "seed_child",
     "seed_everything",
@@ -29,6 +44,159 @@ __all__ = [
     "seed_torch",
     "worker_init_fn",
 ]
+
+
+class TorchDeterministic(StrEnum):
+    """What `torch.use_deterministic_algorithms` is told; `off` leaves the user's choice."""
+
+    OFF = "off"
+    WARN = "warn"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFlags:
+    """What is wanted of torch.
+
+    Attributes
+    ----------
+    deterministic
+        Deterministic algorithms: off, warn where there is none, or fail.
+    no_tf32
+        Never round float32 operands to TF32.
+    """
+
+    deterministic: TorchDeterministic = TorchDeterministic.OFF
+    no_tf32: bool = False
+
+
+def parse_deterministic(value: str) -> TorchDeterministic:
+    """Return the mode named `value`; refuse another in one line."""
+    try:
+        return TorchDeterministic(value)
+    except ValueError:
+        raise ControlError(
+            f"{value[:40]!r} is no mode of --torch-deterministic",
+            expected=", ".join(TorchDeterministic),
+            fix="%detllm --torch-deterministic warn",
+        ) from None
+
+
+# Whether deterministic algorithms are on because of us: only then `off` turns them off.
+_on_by_us = False
+
+
+def apply_torch_flags(torch: Any, flags: TorchFlags) -> None:
+    """Set the switches on an imported torch.
+
+    cuDNN never chooses kernels by timing, at every level; a user who wants that sets
+    it afterwards.
+    """
+    global _on_by_us
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    if flags.deterministic is not TorchDeterministic.OFF:
+        warn_only = flags.deterministic is TorchDeterministic.WARN
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        _on_by_us = True
+    elif _on_by_us:
+        torch.use_deterministic_algorithms(False)
+        _on_by_us = False
+    if flags.no_tf32:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+
+
+Callback = Callable[[ModuleType], None]
+
+
+class _Finder(MetaPathFinder):
+    """Wraps the loading of the modules it waits for."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Callback] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec the other finders have for a module that is waited for."""
+        if fullname not in self.waiting:
+            return None
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find(fullname, path, target) if find is not None else None
+            if spec is not None:
+                self._wrap(spec)
+                return spec  # type: ignore[no-any-return]
+        return None
+
+    def _wrap(self, spec: ModuleSpec) -> None:
+        loader = spec.loader
+        execute = getattr(loader, "exec_module", None)
+        if loader is None or execute is None:
+            return
+
+        def exec_module(module: ModuleType) -> None:
+            loader.__dict__.pop("exec_module", None)
+            execute(module)
+            self._arrived(module)
+
+        try:
+            loader.exec_module = exec_module  # type: ignore[method-assign]
+        except AttributeError:
+            return  # a loader without attributes: the callback runs at the next `%detllm`
+
+    def _arrived(self, module: ModuleType) -> None:
+        callback = self.waiting.pop(module.__name__, None)
+        _tidy()
+        if callback is None:
+            return
+        try:
+            callback(module)
+        except Exception as error:
+            # The import itself succeeded, and must not fail because of us.
+            warnings.warn(
+                f"jupyter-detllm could not prepare {module.__name__}: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+_finder = _Finder()
+
+
+def _tidy() -> None:
+    if not _finder.waiting and _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+
+
+def on_import(name: str, callback: Callback) -> None:
+    """Call `callback` with module `name` once it has been imported.
+
+    Called at once when it already is. A second call for the same name replaces the
+    first.
+    """
+    module = sys.modules.get(name)
+    if module is not None:
+        _finder.waiting.pop(name, None)
+        _tidy()
+        callback(module)
+        return
+    _finder.waiting[name] = callback
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def hooked() -> tuple[str, ...]:
+    """Return the names of the modules that are waited for, sorted."""
+    return tuple(sorted(_finder.waiting))
+
+
+def remove_import_hooks() -> None:
+    """Wait for nothing any more; `sys.meta_path` is as it was."""
+    _finder.waiting.clear()
+    _tidy()
+
 
 #: Tells children that start with a fresh interpreter the root seed of their parent.
 SEED_VARIABLE = "JUPYTER_DETLLM_SEED"

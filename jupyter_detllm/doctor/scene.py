@@ -13,7 +13,7 @@ from jupyter_detllm.doctor.code import Code
 from jupyter_detllm.probes.platform import Platform
 
 if TYPE_CHECKING:
-    from jupyter_detllm.controls.report import ControlReport
+    from jupyter_detllm.controls.ledger import ControlReport
     from jupyter_detllm.probes.gpu_health import GpuHealth
 
 __all__ = ["Live", "ModelConfig", "Scene"]

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from jupyter_detllm.controls.guard import kernel_environment
-from jupyter_detllm.controls.kernel_mark import KERNEL_VARIABLE, KernelMark
+from jupyter_detllm.controls.ledger import KERNEL_VARIABLE, KernelMark
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.seeds import MAX_SEED

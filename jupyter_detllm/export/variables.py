@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from jupyter_detllm.controls.environ import ENV_CONTROLS, RECORDED
-from jupyter_detllm.controls.report import UNKNOWN
+from jupyter_detllm.controls.ledger import UNKNOWN
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 
 __all__ = ["Variable", "Variables", "is_plain", "variables_of"]

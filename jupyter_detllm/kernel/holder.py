@@ -26,7 +26,7 @@ from jupyter_detllm.kernel.shown import shown_option, shown_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyter_detllm.controls.report import ControlReport
+    from jupyter_detllm.controls.ledger import ControlReport
     from jupyter_detllm.controls.seeding import SeedReport
 
 __all__ = ["FAKE_MODEL", "EngineHolder"]

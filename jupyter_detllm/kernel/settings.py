@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from jupyter_detllm.controls.kernel_mark import kernel_mark
+from jupyter_detllm.controls.ledger import kernel_mark
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import LEVEL_VARIABLE, Level
 from jupyter_detllm.core.seeds import MAX_SEED

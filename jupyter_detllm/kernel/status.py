@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyter_detllm.controls.kernel_mark import kernel_mark
+from jupyter_detllm.controls.ledger import kernel_mark
 from jupyter_detllm.engines.base import Elsewhere, ShutdownReport
 from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, FALLBACK_LEVEL
 from jupyter_detllm.kernel.ledger import Ledger
@@ -16,7 +16,7 @@ from jupyter_detllm.kernel.session import Session
 from jupyter_detllm.kernel.shown import shown_option, shown_text
 
 if TYPE_CHECKING:
-    from jupyter_detllm.controls.report import ControlEntry, ControlReport
+    from jupyter_detllm.controls.ledger import ControlEntry, ControlReport
     from jupyter_detllm.controls.seeding import SeedReport
 
 __all__ = ["engine_line", "engine_text", "release_text", "setup_text", "stamps_text", "status_text"]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from jupyter_detllm.controls.environ import ENV_CONTROLS, RECORDED
-from jupyter_detllm.controls.report import UNKNOWN
+from jupyter_detllm.controls.ledger import UNKNOWN
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.probes.platform import Platform

@@ -18,7 +18,7 @@ from jupyter_detllm.engines.ranks import ranks_of
 from jupyter_detllm.errors import ControlError, InvarianceError
 
 if TYPE_CHECKING:
-    from jupyter_detllm.controls.report import ControlReport
+    from jupyter_detllm.controls.ledger import ControlReport
 
 __all__ = [
     "FAKE",

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("numpy", "rfc8785", "jupyter-core", "platformdirs", "traitlets")
 NOTEBOOK = """
 import json, os, sys
-from jupyter_detllm.controls.standing import StandingControls
+from jupyter_detllm.controls.ledger import StandingControls
 from jupyter_detllm.probes import collect_environment
 from tests.builders import notebook
 from tests.fakes import Run

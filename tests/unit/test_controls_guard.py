@@ -10,8 +10,13 @@ import pytest
 from jupyter_detllm.controls import guard
 from jupyter_detllm.controls.environ import Event, Modifier, control_named
 from jupyter_detllm.controls.guard import apply, check_level, kernel_environment, observed_events
-from jupyter_detllm.controls.ledger import MARKER
-from jupyter_detllm.controls.report import UNKNOWN, ControlEntry, ControlReport, ControlState
+from jupyter_detllm.controls.ledger import (
+    MARKER,
+    UNKNOWN,
+    ControlEntry,
+    ControlReport,
+    ControlState,
+)
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import ControlError

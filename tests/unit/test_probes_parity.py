@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from jupyter_detllm.controls import report as controls_report
+from jupyter_detllm.controls import ledger as controls_report
 from jupyter_detllm.controls.guard import apply
 from jupyter_detllm.core.canonical import Digest, canonical_bytes, digest_of
 from jupyter_detllm.core.fields import FIELDS, Group

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from jupyter_detllm.controls.import_hook import hooked
 from jupyter_detllm.controls.seeding import (
     SEED_VARIABLE,
     forget_seed,
     generator,
+    hooked,
     root_seed,
     seed_child,
     seed_everything,
@@ -176,7 +176,7 @@ def test_deterministic_algorithms_follow_the_mode_and_leave_the_users_choice() -
 
 FAILING_IMPORT = """
 import sys, pathlib, tempfile, warnings
-from jupyter_detllm.controls.import_hook import hooked, on_import
+from jupyter_detllm.controls.seeding import hooked, on_import
 folder = tempfile.mkdtemp(); sys.path.insert(0, folder)
 module = pathlib.Path(folder, "late_module.py")
 module.write_text("raise RuntimeError('broken')")
@@ -209,7 +209,7 @@ def test_the_hook_survives_a_failing_import_and_never_breaks_one() -> None:
 
 PAST_THE_HOOK = """
 import sys
-from jupyter_detllm.controls.import_hook import hooked
+from jupyter_detllm.controls.seeding import hooked
 from jupyter_detllm.controls.seeding import seed_everything, seed_pending
 meta_path = list(sys.meta_path)
 seed_everything(8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jupyter_detllm.controls.environ import ENV_CONTROLS, Event
-from jupyter_detllm.controls.report import ControlState
+from jupyter_detllm.controls.ledger import ControlState
 from jupyter_detllm.doctor.code import Code, Place
 from jupyter_detllm.doctor.finding import Finding, Look, Severity
 from jupyter_detllm.doctor.options import uses_detllm, words
