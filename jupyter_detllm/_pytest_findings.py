@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from jupyter_detllm.core.fieldspec import Role
+from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, diff_fingerprints
 from jupyter_detllm.core.promotion import ChangeKind
 from jupyter_detllm.core.verdict import Verdict

@@ -27,8 +27,7 @@ _FILES = ("package.json", "package-lock.json", "tsconfig.json")
 
 def fields_source() -> str:
     """Return the table of fields as TypeScript."""
-    from jupyter_detllm.core.fields import FIELDS
-    from jupyter_detllm.core.fieldspec import Role
+    from jupyter_detllm.core.fields import FIELDS, Role
 
     lines = [
         "/** Written by `python -m tools.lab_bundle --fields` from `core/fields.py`. */",

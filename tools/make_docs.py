@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jupyter_detllm.controls.environ import ENV_CONTROLS, NO_EFFECT, RECORDED, EnvControl
-from jupyter_detllm.core.fields import FIELDS
-from jupyter_detllm.core.fieldspec import Group
+from jupyter_detllm.core.fields import FIELDS, Group
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.policy import PolicyKind
 from jupyter_detllm.core.verdict import RULES, Verdict

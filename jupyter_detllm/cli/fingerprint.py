@@ -10,7 +10,7 @@ from pathlib import Path
 from jupyter_detllm.cli._options import add_json
 from jupyter_detllm.cli._output import notice, write, write_json
 from jupyter_detllm.core.canonical import Json
-from jupyter_detllm.core.fieldspec import Group
+from jupyter_detllm.core.fields import Group
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.notebook import NotebookView, read_notebook
 from jupyter_detllm.core.stamp import ModelIdentity

@@ -1,11 +1,20 @@
-"""Guarantee levels, weakest first (design: section 4)."""
+"""Guarantee levels, weakest first, and what a session has where nobody says otherwise."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["LEVEL_VARIABLE", "ONE_AT_A_TIME", "Level", "Reach"]
+__all__ = [
+    "DEFAULT_LEVEL",
+    "DEFAULT_SEED",
+    "FALLBACK_LEVEL",
+    "LEVEL_VARIABLE",
+    "ONE_AT_A_TIME",
+    "Level",
+    "Reach",
+    "fallback_level",
+]
 
 LEVEL_VARIABLE = "JUPYTER_DETLLM_LEVEL"
 """Environment variable with the level of sessions that name none; set by reruns."""
@@ -58,3 +67,21 @@ class Reach:
             f"{self.tokens:,} token{'' if self.tokens == 1 else 's'}, "
             f"{self.sequences:,} sequence{'' if self.sequences == 1 else 's'}"
         )
+
+
+DEFAULT_SEED = 0
+"""Root seed of a session that names none; every stamp keeps the one in use."""
+
+DEFAULT_LEVEL = Level.INVARIANT
+"""Guarantee level of a session that names none, where its self-test holds."""
+
+FALLBACK_LEVEL = Level.REPEATABLE
+"""What such a session has where no method proves batch invariance."""
+
+
+def fallback_level(model: str) -> Level:
+    """Return what a session has with `model` where the default level is not to be had.
+
+    A server schedules requests by their time of arrival: `repeatable` is none of its.
+    """
+    return Level.SEEDED if "://" in model else FALLBACK_LEVEL

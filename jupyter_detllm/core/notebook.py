@@ -1,19 +1,23 @@
 """A notebook, as the dict of its JSON, to its stamped cells. Nothing is executed.
 
-Promotion, the other direction, is in `promotion`.
+What a cell's `%%detgen` line says is read without running it. Promotion, the other
+direction, is in `promotion`.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from enum import StrEnum
+from itertools import zip_longest
+from typing import Any, TypeAlias
 
 from jupyter_detllm.core.canonical import brief
-from jupyter_detllm.core.cellview import CellView, JsonObject, NotebookView, Which
+from jupyter_detllm.core.compare import compare_calls
 from jupyter_detllm.core.fingerprint import Fingerprint
-from jupyter_detllm.core.magicline import line_name, line_option, magic_line
-from jupyter_detllm.core.outline import MAX_OURS, Kept
+from jupyter_detllm.core.notebook_json import MAX_OURS, Kept
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.showing import still_shown
 from jupyter_detllm.core.stamp import Stamp, source_digest
@@ -30,11 +34,111 @@ __all__ = [
     "CellView",
     "JsonObject",
     "NotebookView",
+    "Since",
     "Which",
     "check_cell",
     "check_format",
     "read_notebook",
+    "since",
 ]
+
+JsonObject: TypeAlias = dict[str, Any]
+
+
+class Which(StrEnum):
+    """Which stamps of a cell are read: both, or one, which is the actual one if it is there."""
+
+    BOTH = "both"
+    ONE = "one"
+    ACTUAL = "actual"
+    REFERENCE = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class CellView:
+    """A code cell that generates, or carries a stamp or a reference.
+
+    Attributes
+    ----------
+    number
+        Position in the notebook, from 1, counting all cells.
+    cell_id, name, source
+        Id ("" if none), name ("" if unnamed), source text.
+    skipped
+        Whether the cell is tagged `detllm-skip`.
+    policy
+        Policy of the cell's tag or magic line, or None.
+    actual, reference, previous
+        The stamps, None where absent.
+    actual_json, reference_json
+        The same as stored.
+    same_run
+        Whether the output is the run that was promoted.
+    problems
+        What could not be read, one line each.
+    """
+
+    number: int
+    cell_id: str
+    name: str
+    source: str
+    skipped: bool = False
+    policy: Policy | None = None
+    actual: Stamp | None = None
+    reference: Stamp | None = None
+    previous: Stamp | None = None
+    actual_json: JsonObject | None = None
+    reference_json: JsonObject | None = None
+    same_run: bool = False
+    problems: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name for people: ``cell 3 (haiku)``."""
+        return f"cell {self.number} ({self.name})" if self.name else f"cell {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class NotebookView:
+    """The stamped cells of a notebook and its shared fingerprints by digest."""
+
+    cells: tuple[CellView, ...]
+    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+_MAGIC_LINE = re.compile(r"\s*%%detgen\b(.*)")
+_LINE_NAME = re.compile(r"\s+([A-Za-z_][\w.-]*)(?=\s|$)")
+
+
+def magic_line(source: str) -> str | None:
+    """Return what follows `%%detgen` on its line; None where a cell has none."""
+    found = _MAGIC_LINE.match(source)
+    return None if found is None else found.group(1)
+
+
+def line_name(line: str) -> str:
+    """Return the name of the cell, "" where its line begins with no name."""
+    found = _LINE_NAME.match(line)
+    return found.group(1) if found else ""
+
+
+def line_option(line: str, option: str) -> str | None:
+    """Return the last value of an option, split as the magic splits its line."""
+    if option not in line:
+        return None
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return None  # the magic refuses such a line: nothing was generated from it
+    found = None
+    for word, following in zip_longest(words, words[1:]):
+        if word == option:
+            found = following
+        elif word.startswith(f"{option}="):
+            found = word.partition("=")[2]
+    return found
+
 
 KEY = "detllm"
 RUN_KEY = "detllm_run"
@@ -262,3 +366,35 @@ def check_cell(cell: CellView) -> Outcome:
             same_run=cell.same_run,
         )
     )
+
+
+class Since(StrEnum):
+    """What the previous reference says about a difference.
+
+    `update`: the actual side equals the reference before the last update.
+    `later`: that reference and the present one are equal, so the difference is newer.
+    `neither`: the actual side equals neither.
+    """
+
+    UPDATE = "update"
+    LATER = "later"
+    NEITHER = "neither"
+
+
+def since(cell: CellView) -> Since | None:
+    """Return since when `cell` differs; None when it does not, or nothing tells."""
+    actual, reference, previous = cell.actual, cell.reference, cell.previous
+    if actual is None or reference is None or previous is None:
+        return None
+    if cell.same_run or _equal_stamps(reference, actual):
+        return None
+    if _equal_stamps(previous, actual):
+        return Since.UPDATE
+    if _equal_stamps(previous, reference):
+        return Since.LATER
+    return Since.NEITHER if compare_calls(previous.calls, actual.calls).pairs else None
+
+
+def _equal_stamps(left: Stamp, right: Stamp) -> bool:
+    found = compare_calls(left.calls, right.calls)
+    return bool(found.pairs) and found.complete and found.tokens_equal

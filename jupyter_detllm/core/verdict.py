@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
-from jupyter_detllm.core.fields import spec_of
-from jupyter_detllm.core.fieldspec import Role
+from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.fingerprint import FieldDiff, Fingerprint, diff_fingerprints
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity, Stamp

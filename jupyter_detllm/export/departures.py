@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jupyter_detllm.core.fields import FIELDS, Role, spec_of
-from jupyter_detllm.core.fieldspec import Group
+from jupyter_detllm.core.fields import FIELDS, Group, Role, spec_of
 from jupyter_detllm.core.fingerprint import Fingerprint, diff_fingerprints
 from jupyter_detllm.export.pins import Pin
 from jupyter_detllm.export.reader import Expected

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from traitlets import Bool, CaselessStrEnum, Float, Int, Unicode
 from traitlets.config import Configurable
 
-from jupyter_detllm.core.levels import Level
-from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, DEFAULT_SEED
+from jupyter_detllm.core.levels import DEFAULT_LEVEL, DEFAULT_SEED, Level
 
 if TYPE_CHECKING:
     from jupyter_detllm.kernel.settings import Settings

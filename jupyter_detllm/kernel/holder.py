@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import DEFAULT_LEVEL, Level, fallback_level
 from jupyter_detllm.engines.base import Engine, EngineSpec, ShutdownReport
 from jupyter_detllm.errors import (
     DetLLMError,
@@ -19,7 +19,6 @@ from jupyter_detllm.errors import (
     UsageError,
 )
 from jupyter_detllm.invariance import one_at_a_time
-from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, fallback_level
 from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.kernel.shown import shown_option, shown_text
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import DEFAULT_LEVEL, Level
 from jupyter_detllm.kernel.argline import ArgumentParser, number
-from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL
 
 __all__ = [
     "DETERMINISTIC_MODES",

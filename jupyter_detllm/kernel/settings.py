@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 
 from jupyter_detllm.controls.ledger import kernel_mark
 from jupyter_detllm.core.fingerprint import FieldValue
-from jupyter_detllm.core.levels import LEVEL_VARIABLE, Level
+from jupyter_detllm.core.levels import DEFAULT_LEVEL, DEFAULT_SEED, LEVEL_VARIABLE, Level
 from jupyter_detllm.core.seeds import MAX_SEED
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.kernel.defaults import DEFAULT_LEVEL, DEFAULT_SEED
 
 __all__ = ["Settings"]
 

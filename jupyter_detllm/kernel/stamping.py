@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jupyter_detllm.core.attempts import Attempt
-from jupyter_detllm.core.batches import goes_beyond
 from jupyter_detllm.core.canonical import Digest, Json
+from jupyter_detllm.core.compare import goes_beyond
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest
 from jupyter_detllm.core.levels import Level, Reach

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jupyter_detllm.core.compare import Comparison, Divergence, EvidenceState, PairComparison
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
 from jupyter_detllm.core.generation import Generation, GenerationRequest
-from jupyter_detllm.core.history import Since, since
+from jupyter_detllm.core.notebook import Since, since
 from jupyter_detllm.core.verdict import Verdict, facts_of
 from jupyter_detllm.render.advice import advice
 from jupyter_detllm.render.visible import clip, clip_left, quoted, token_text, visible

@@ -10,7 +10,7 @@ import json
 from jupyter_detllm.core.canonical import Json, encode_float
 from jupyter_detllm.core.compare import Comparison, Divergence, PairComparison
 from jupyter_detllm.core.fingerprint import FieldDiff
-from jupyter_detllm.core.history import since
+from jupyter_detllm.core.notebook import since
 from jupyter_detllm.render.explain import explain
 from jupyter_detllm.verify.report import CellReport, EnvironmentReport, Mode, NotebookReport, Report
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from jupyter_detllm.controls.environ import AVAILABLE_LEVELS
 from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
-from jupyter_detllm.core.fields import spec_of
-from jupyter_detllm.core.fieldspec import Role
+from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.fingerprint import FieldDiff, Fingerprint
 from jupyter_detllm.core.notebook import CellView
 from jupyter_detllm.core.stamp import Call, Stamp

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from jupyter_detllm.controls.ledger import MARKER
 from jupyter_detllm.controls.seeding import SEED_VARIABLE
-from jupyter_detllm.core.fieldspec import Role
+from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.verdict import facts_of

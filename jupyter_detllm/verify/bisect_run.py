@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from jupyter_detllm.core.batches import goes_beyond
+from jupyter_detllm.core.compare import goes_beyond
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation
 from jupyter_detllm.core.levels import Level

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from jupyter_detllm.core.fieldspec import Group
+from jupyter_detllm.core.fields import Group
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint, diff_fingerprints
 from jupyter_detllm.core.notebook import CellView, NotebookView, Which, read_notebook
 from jupyter_detllm.core.policy import Policy

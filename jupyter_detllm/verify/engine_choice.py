@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from jupyter_detllm.core.fields import spec_of
-from jupyter_detllm.core.fieldspec import Role
+from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
 from jupyter_detllm.core.stamp import ModelIdentity, Stamp
 from jupyter_detllm.core.verdict import Facts, facts_of

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jupyter_detllm.core.outline import Kept
+from jupyter_detllm.core.notebook_json import Kept
 from jupyter_detllm.errors import NotebookError
 
 __all__ = ["BOM", "JsonStyle", "Part"]

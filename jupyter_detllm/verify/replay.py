@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jupyter_detllm.core.batches import goes_beyond
+from jupyter_detllm.core.compare import goes_beyond
 from jupyter_detllm.core.generation import Generation
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView, NotebookView, read_notebook

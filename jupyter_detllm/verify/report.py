@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from jupyter_detllm.core.fieldspec import Role
+from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff
 from jupyter_detllm.core.notebook import CellView
 from jupyter_detllm.core.policy import Policy

@@ -16,9 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jupyter_detllm.core.jsonscan import DepthError, JsonScanError
 from jupyter_detllm.core.notebook import JsonObject
-from jupyter_detllm.core.outline import AmbiguousError, outline, read_whole
+from jupyter_detllm.core.notebook_json import (
+    AmbiguousError,
+    DepthError,
+    JsonScanError,
+    outline,
+    read_whole,
+)
 from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.verify.layout import BOM, JsonStyle
 
@@ -39,7 +44,7 @@ class NotebookFile:
         As it was given.
     data
         The dict of its JSON; treat it as frozen. A large value that is none of ours
-        is a `core.outline.Kept`: its place in `raw`.
+        is a `core.notebook_json.Kept`: its place in `raw`.
     sha256
         Digest of the bytes, to see whether the file changes under us.
     style

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_detllm.core.notebook import JsonObject
-from jupyter_detllm.core.outline import Kept, read_whole
+from jupyter_detllm.core.notebook_json import Kept, read_whole
 
 __all__ = ["is_trusted", "sign"]
 

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.canonical import Json
-from jupyter_detllm.core.fields import spec_of
-from jupyter_detllm.core.fieldspec import Group
+from jupyter_detllm.core.fields import Group, spec_of
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.kernel.live import verdict_line

@@ -4,7 +4,7 @@ import pytest
 
 from jupyter_detllm.controls.ledger import MARKER
 from jupyter_detllm.controls.seeding import SEED_VARIABLE
-from jupyter_detllm.core.fieldspec import Role
+from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import UsageError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jupyter_detllm.cache.results import Scope, key_of, units_of
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.fields import FIELDS as TABLE
-from jupyter_detllm.core.fieldspec import Role
+from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest, PromptKind, Sampling
 from jupyter_detllm.core.levels import Level

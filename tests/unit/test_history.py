@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.cli import main
-from jupyter_detllm.core.history import Since, since
-from jupyter_detllm.core.notebook import read_notebook
+from jupyter_detllm.core.notebook import Since, read_notebook, since
 from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.render.changes import what_changed

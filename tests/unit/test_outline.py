@@ -10,9 +10,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jupyter_detllm.core import outline as outlines
-from jupyter_detllm.core.jsonscan import MAX_DEPTH, DepthError, JsonScanError, Scanner
-from jupyter_detllm.core.outline import Kept, outline
+from jupyter_detllm.core import notebook_json as outlines
+from jupyter_detllm.core.notebook_json import (
+    MAX_DEPTH,
+    DepthError,
+    JsonScanError,
+    Kept,
+    Scanner,
+    outline,
+)
 from jupyter_detllm.core.promotion import Update, promote, strip
 from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.verify.layout import JsonStyle

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from jupyter_detllm.cli import main
-from jupyter_detllm.core.batches import goes_beyond
+from jupyter_detllm.core.compare import goes_beyond
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest, Prompt, ResolvedPrompt, Sampling
 from jupyter_detllm.core.generation import build_requests as requests_of

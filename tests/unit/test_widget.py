@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.controls.seeding import forget_seed
-from jupyter_detllm.core.fieldspec import Group
+from jupyter_detllm.core.fields import Group
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.invariance.base import KernelRow
 from jupyter_detllm.invariance.plan import Form

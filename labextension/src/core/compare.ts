@@ -181,7 +181,7 @@ function chains(calls: readonly ICall[]): ICall[][] {
   return found;
 }
 
-/** Whether every call had the same requests; `core/batches.py` in the browser. */
+/** Whether every call had the same requests; `core/compare.py` in the browser. */
 function sameBatches(reference: readonly ICall[], actual: readonly ICall[]): boolean {
   const batches = (calls: readonly ICall[]) => JSON.stringify(calls.map(batchOf));
   if (batches(reference) === batches(actual)) {
