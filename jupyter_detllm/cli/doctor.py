@@ -28,8 +28,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; 1 with anything wrong or at risk, else 3 with anything unknown."""
-    from jupyter_detllm.doctor.report import examine
-    from jupyter_detllm.doctor.world import scenes_of, world
+    from jupyter_detllm.doctor.scene import scenes_of, world
+    from jupyter_detllm.doctor.table import examine
     from jupyter_detllm.render.doctor import doctor_json, doctor_text
 
     report = examine(scenes_of(world(os.environ), args.notebooks, model=args.model))

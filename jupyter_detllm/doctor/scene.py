@@ -1,22 +1,103 @@
-"""What there is to look at: the environment, a live kernel, a notebook's code, a model."""
+"""What there is to look at (`Scene`), how it is gathered, and what is found (`Finding`).
+
+A scene is the environment, a live kernel, a notebook's code, a model. A finding says how
+bad it is, on what evidence, and what fixes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.doctor.code import Code
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.core.notebook import JsonObject
+from jupyter_detllm.doctor.code import Code, read_code
+from jupyter_detllm.doctor.options import models_named
+from jupyter_detllm.errors import ModelError, NotebookError
+from jupyter_detllm.models.demo import DEMO_NAME
+from jupyter_detllm.models.hub import cached_snapshot, is_hub_id
+from jupyter_detllm.probes.distributions import distributions
+from jupyter_detllm.probes.gpu_health import gpu_health
+from jupyter_detllm.probes.nvidia import nvml
+from jupyter_detllm.probes.platform import Platform, compute_platform
+from jupyter_detllm.probes.process import parent_interpreter
+from jupyter_detllm.probes.vision import build_kinds, requirements_of
+from jupyter_detllm.verify.sources import read_file
 
 if TYPE_CHECKING:
     from jupyter_detllm.controls.ledger import ControlReport
     from jupyter_detllm.probes.gpu_health import GpuHealth
 
-__all__ = ["Live", "ModelConfig", "Scene"]
+__all__ = [
+    "Finding",
+    "Live",
+    "Look",
+    "ModelConfig",
+    "Outcome",
+    "Scene",
+    "Severity",
+    "code_of_cells",
+    "given_model",
+    "scenes_of",
+    "with_code",
+    "world",
+]
+
+
+class Severity(StrEnum):
+    """How bad a finding is, worst first."""
+
+    WRONG = "wrong"
+    """Results differ from run to run, or a line does not do what it says."""
+    RISK = "risk"
+    """Results may differ, or depend on something no one pinned."""
+    UNKNOWN = "unknown"
+    """It could not be established."""
+    NOTE = "note"
+    """Worth knowing; no result changes by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding.
+
+    Attributes
+    ----------
+    severity
+        How bad it is.
+    evidence
+        What was seen, one sentence.
+    mend
+        The one command or line that mends it, or tells more.
+    where
+        The cell and line, the file or the device; "" for the environment as a whole.
+    """
+
+    severity: Severity
+    evidence: str
+    mend: str
+    where: str = ""
+
+
+#: What a kind returns: its findings, none where all is well, None where there was nothing
+#: to look at.
+Look: TypeAlias = Sequence[Finding] | None
+
+
+class Outcome(StrEnum):
+    """What became of one kind."""
+
+    FOUND = "found"
+    OK = "ok"
+    UNKNOWN = "unknown"
+    NOT_LOOKED_AT = "not_looked_at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +184,168 @@ class Scene:
     def live_field(self, name: str) -> FieldValue:
         """Return a field of the running kernel's fingerprint, None without one."""
         return None if self.live is None else self.live.fields.get(name)
+
+
+_MOST_BYTES = 200_000
+_CONTAINER_FILES = ("Dockerfile*", "Containerfile*", "*.dockerfile", "*.Dockerfile")
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def world(environ: Mapping[str, str], *, live: Live | None = None) -> Scene:
+    """Return the scene of this process, without a notebook."""
+    known = distributions()
+    platform = compute_platform()
+    return Scene(
+        environ=dict(environ),
+        platform=platform,
+        packages={name: item.version for name, item in known.items()},
+        builds=build_kinds(),
+        requires={"torchvision": requirements_of("torchvision")},
+        executable=sys.executable,
+        server=parent_interpreter() if live is not None else None,
+        kernels=_kernels(),
+        gpus=None if nvml() is None and _has_gpu(platform) else gpu_health(),
+        dockerfiles=_container_files([Path()]),
+        live=live,
+    )
+
+
+def scenes_of(
+    base: Scene, notebooks: Sequence[str | Path] = (), *, model: str | None = None
+) -> list[Scene]:
+    """Return a scene for each notebook, or the one of the machine where there is none.
+
+    Raises
+    ------
+    NotebookError
+        For a file that is no notebook.
+    ModelError
+        For a model that is no folder.
+    """
+    given = () if model is None else (given_model(model),)
+    paths = [Path(path) for path in notebooks]
+    folders = dict.fromkeys([Path(), *(path.parent for path in paths)])
+    if paths:
+        base = replace(base, dockerfiles=_container_files(list(folders)))
+    scenes = [with_code(base, notebook_code(path), path.parent, given) for path in paths]
+    return scenes or [replace(base, models=given)]
+
+
+def with_code(base: Scene, code: Code, folder: Path, given: tuple[ModelConfig, ...] = ()) -> Scene:
+    """Return `base` with code to look at, and the configs of the models that it names.
+
+    `given` stands in for them where it is not empty; relative folders begin at `folder`.
+    """
+    found = given or tuple(
+        named
+        for name in dict.fromkeys(models_named(code))
+        if (named := _named_model(name, folder)) is not None
+    )
+    return replace(base, code=code, models=found)
+
+
+def notebook_code(path: Path) -> Code:
+    """Return the code of a notebook file; nothing of it is executed."""
+    data = read_file(path, whole=True).data
+    cells = data.get("cells")
+    if data.get("nbformat") != 4 or not isinstance(cells, list):
+        raise NotebookError(f"{path} is not a notebook", expected="nbformat 4")
+    sources = [
+        (number, _source_of(cell))
+        for number, cell in enumerate(cells, start=1)
+        if isinstance(cell, dict) and cell.get("cell_type") == "code"
+    ]
+    return read_code(sources, label=str(path), kernel=_kernel_name(data))
+
+
+def code_of_cells(sources: Sequence[str], label: str) -> Code:
+    """Return the code of cells that were run, numbered from 1."""
+    return read_code(list(enumerate(sources, start=1)), label=label)
+
+
+def _source_of(cell: Mapping[str, object]) -> str:
+    source = cell.get("source", "")
+    if isinstance(source, list):
+        return "".join(part for part in source if isinstance(part, str))
+    return source if isinstance(source, str) else ""
+
+
+def _kernel_name(data: JsonObject) -> str:
+    metadata = data.get("metadata")
+    spec = metadata.get("kernelspec") if isinstance(metadata, dict) else None
+    name = spec.get("name") if isinstance(spec, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def given_model(folder: str) -> ModelConfig:
+    """Return the config of the model in `folder`; raise `ModelError` where there is none."""
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise ModelError(f"{folder!r:.80} is not a folder", expected="a folder with config.json")
+    return _config_in(path, path.name)
+
+
+def _named_model(name: str, folder: Path) -> ModelConfig | None:
+    """Return the config of a model that code names, if it lies here; None for one of ours."""
+    if name in (DEMO_NAME, "fake"):
+        return None  # bfloat16 by our own conversion, or no model at all
+    try:
+        path = folder / Path(name).expanduser()
+        if name and path.is_dir():
+            return _config_in(path, path.name)
+        cached = cached_snapshot(name) if is_hub_id(name) else None
+    except (OSError, ValueError, RuntimeError):
+        cached = None  # no path at all, or no home folder to expand
+    return ModelConfig(name[:80], None) if cached is None else _config_in(cached, name)
+
+
+def _config_in(path: Path, name: str) -> ModelConfig:
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ModelConfig(name, None)
+    return ModelConfig(name, config if isinstance(config, dict) else None)
+
+
+def _has_gpu(platform: Platform) -> bool:
+    """Tell whether a GPU is to be expected: a driver is loaded, or the engine computes on one."""
+    return platform is Platform.CUDA or _DRIVER.exists()
+
+
+def _container_files(folders: Sequence[Path]) -> dict[Path, str]:
+    found: dict[Path, str] = {}
+    for folder in folders:
+        for pattern in _CONTAINER_FILES:
+            for path in sorted(folder.glob(pattern)):
+                text = _text_of(path)
+                if text is not None:
+                    found[path] = text
+    return found
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _kernels() -> dict[str, str]:
+    """Return the interpreter that each installed kernel starts, as Jupyter finds them."""
+    from jupyter_detllm.export.kernelspec import kernel_folders
+
+    found: dict[str, str] = {}
+    for folder in kernel_folders():
+        for path in sorted(folder.glob("*/kernel.json")):
+            try:
+                argv = json.loads(_text_of(path) or "{}").get("argv")
+            except (ValueError, AttributeError, RecursionError):
+                continue  # Jupyter cannot read it either
+            if isinstance(argv, list) and argv:
+                found.setdefault(path.parent.name, str(argv[0]))
+    if importlib.util.find_spec("ipykernel") is not None:
+        # Jupyter offers the Python it runs under, whether or not a file says so.
+        found.setdefault("python3", sys.executable)
+    return found

@@ -1,16 +1,19 @@
-"""The kinds of finding. A kind is a module ``doctor/kinds/NAME.py`` with ``look``, and a row."""
+"""The kinds of finding, and every kind asked about every scene.
+
+A kind is a function ``find_NAME`` in a module of `jupyter_detllm.doctor.kinds`, and a row
+of KINDS.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
 
-from jupyter_detllm.doctor.finding import Look
-from jupyter_detllm.doctor.scene import Scene
+from jupyter_detllm.doctor.scene import Finding, Look, Outcome, Scene, Severity
 
-__all__ = ["KINDS", "Kind", "Subject"]
+__all__ = ["KINDS", "DoctorReport", "Kind", "KindResult", "Subject", "examine"]
 
 
 class Subject(StrEnum):
@@ -27,7 +30,9 @@ class Kind:
     Attributes
     ----------
     name
-        Name of its module, and what a report calls it.
+        What a report calls it; ``find_NAME`` looks for it.
+    module
+        Where that function is, in `jupyter_detllm.doctor.kinds`.
     subject
         What it is about.
     title
@@ -37,15 +42,15 @@ class Kind:
     """
 
     name: str
+    module: str
     subject: Subject
     title: str
     needs: str
 
     def load(self) -> Callable[[Scene], Look]:
-        """Import the module that looks."""
-        look: Callable[[Scene], Look] = import_module(
-            f"jupyter_detllm.doctor.kinds.{self.name}"
-        ).look
+        """Return the function that looks; its module is imported now."""
+        module = import_module(f"jupyter_detllm.doctor.kinds.{self.module}")
+        look: Callable[[Scene], Look] = getattr(module, f"find_{self.name}")
         return look
 
 
@@ -54,34 +59,131 @@ _MACHINE = Subject.MACHINE
 _CODE, _BOTH, _GPU = "a notebook", "a notebook or a live kernel", "an NVIDIA GPU"
 
 KINDS: tuple[Kind, ...] = (
-    Kind("late_controls", _ANY, "controls that come too late to be in force", _BOTH),
-    Kind("seed_after_load", _ANY, "seeds set after the model was loaded", _CODE),
-    Kind("partial_seeding", _ANY, "streams drawn from and not seeded, beside seeded ones", _CODE),
+    Kind("late_controls", "environment", _ANY, "controls that come too late to be in force", _BOTH),
+    Kind("seed_after_load", "code", _ANY, "seeds set after the model was loaded", _CODE),
     Kind(
-        "worker_seeding", _ANY, "DataLoader or multiprocessing workers that are not seeded", _CODE
+        "partial_seeding",
+        "code",
+        _ANY,
+        "streams drawn from and not seeded, beside seeded ones",
+        _CODE,
     ),
-    Kind("temperature_zero", _ANY, "temperature 0 taken for deterministic", _CODE),
-    Kind("unseeded_sampling", _ANY, "sampling without a seed", _CODE),
-    Kind("prefix_cache", _ANY, "temperature 0 with the prefix cache on", _BOTH),
-    Kind("tensor_parallel", _ANY, "tensor parallel size above 1", _BOTH),
-    Kind("quantised_model", _ANY, "quantised kernels known to vary", f"{_BOTH}, or --model"),
-    Kind("lora", _ANY, "LoRA adapters", _BOTH),
-    Kind("speculative", _ANY, "speculative decoding", _BOTH),
-    Kind("deterministic_algorithms", _ANY, "deterministic algorithms on, operators without", _BOTH),
-    Kind("training_mode", _ANY, "a model left in training mode", _BOTH),
-    Kind("unknown_options", _ANY, "options and variables that this vLLM does not have", ""),
-    Kind("tf32", _ANY, "float32 products rounded to TF32", ""),
-    Kind("two_environments", _ANY, "server and kernel in two environments", _BOTH),
-    Kind("unread_code", _ANY, "cells whose code cannot be parsed", _CODE),
-    Kind("hash_seed", _MACHINE, "PYTHONHASHSEED unset", ""),
-    Kind("omp_threads", _MACHINE, "OMP_NUM_THREADS unset", "an engine on the CPU"),
-    Kind("dockerfile_seed", _MACHINE, "a container file that seeds in a RUN line", "a Dockerfile"),
-    Kind("torchvision", _MACHINE, "a torchvision built for another torch", ""),
-    Kind("gpu_throttled", _MACHINE, "GPU clocks throttled", _GPU),
-    Kind("gpu_clocks", _MACHINE, "GPU clocks not locked", _GPU),
-    Kind("gpu_ecc", _MACHINE, "GPU memory without error correction", _GPU),
-    Kind("gpu_mig", _MACHINE, "a GPU cut into instances", _GPU),
-    Kind("gpu_processes", _MACHINE, "another process on the GPU", _GPU),
-    Kind("gpu_pcie", _MACHINE, "a PCIe link narrower than it could be", _GPU),
-    Kind("gpu_mps", _MACHINE, "a GPU shared through MPS", _GPU),
+    Kind(
+        "worker_seeding",
+        "code",
+        _ANY,
+        "DataLoader or multiprocessing workers that are not seeded",
+        _CODE,
+    ),
+    Kind("temperature_zero", "code", _ANY, "temperature 0 taken for deterministic", _CODE),
+    Kind("unseeded_sampling", "code", _ANY, "sampling without a seed", _CODE),
+    Kind("prefix_cache", "engine", _ANY, "temperature 0 with the prefix cache on", _BOTH),
+    Kind("tensor_parallel", "engine", _ANY, "tensor parallel size above 1", _BOTH),
+    Kind(
+        "quantised_model", "engine", _ANY, "quantised kernels known to vary", f"{_BOTH}, or --model"
+    ),
+    Kind("lora", "engine", _ANY, "LoRA adapters", _BOTH),
+    Kind("speculative", "engine", _ANY, "speculative decoding", _BOTH),
+    Kind(
+        "deterministic_algorithms",
+        "environment",
+        _ANY,
+        "deterministic algorithms on, operators without",
+        _BOTH,
+    ),
+    Kind("training_mode", "code", _ANY, "a model left in training mode", _BOTH),
+    Kind(
+        "unknown_options", "engine", _ANY, "options and variables that this vLLM does not have", ""
+    ),
+    Kind("tf32", "environment", _ANY, "float32 products rounded to TF32", ""),
+    Kind("two_environments", "environment", _ANY, "server and kernel in two environments", _BOTH),
+    Kind("unread_code", "code", _ANY, "cells whose code cannot be parsed", _CODE),
+    Kind("hash_seed", "environment", _MACHINE, "PYTHONHASHSEED unset", ""),
+    Kind("omp_threads", "environment", _MACHINE, "OMP_NUM_THREADS unset", "an engine on the CPU"),
+    Kind(
+        "dockerfile_seed",
+        "environment",
+        _MACHINE,
+        "a container file that seeds in a RUN line",
+        "a Dockerfile",
+    ),
+    Kind("torchvision", "environment", _MACHINE, "a torchvision built for another torch", ""),
+    Kind("gpu_throttled", "gpus", _MACHINE, "GPU clocks throttled", _GPU),
+    Kind("gpu_clocks", "gpus", _MACHINE, "GPU clocks not locked", _GPU),
+    Kind("gpu_ecc", "gpus", _MACHINE, "GPU memory without error correction", _GPU),
+    Kind("gpu_mig", "gpus", _MACHINE, "a GPU cut into instances", _GPU),
+    Kind("gpu_processes", "gpus", _MACHINE, "another process on the GPU", _GPU),
+    Kind("gpu_pcie", "gpus", _MACHINE, "a PCIe link narrower than it could be", _GPU),
+    Kind("gpu_mps", "gpus", _MACHINE, "a GPU shared through MPS", _GPU),
 )
+
+_SEVERITY_ORDER = {severity: index for index, severity in enumerate(Severity)}
+
+
+@dataclass(frozen=True, slots=True)
+class KindResult:
+    """What one kind found in one scene.
+
+    Attributes
+    ----------
+    subject
+        The notebook, or "" for the machine.
+    """
+
+    kind: Kind
+    subject: str
+    outcome: Outcome
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """The results of every kind, in the order of the table."""
+
+    results: tuple[KindResult, ...]
+
+    def findings(self) -> tuple[tuple[KindResult, Finding], ...]:
+        """Return every finding with its kind, the worst first."""
+        pairs = [(result, item) for result in self.results for item in result.findings]
+        return tuple(sorted(pairs, key=lambda pair: _SEVERITY_ORDER[pair[1].severity]))
+
+    def count(self, severity: Severity) -> int:
+        """Return how many findings have that severity."""
+        return sum(1 for _, item in self.findings() if item.severity is severity)
+
+    @property
+    def exit_code(self) -> int:
+        """1 with anything wrong or at risk, else 3 with anything unknown, else 0."""
+        if self.count(Severity.WRONG) or self.count(Severity.RISK):
+            return 1
+        unknown = any(result.outcome is Outcome.UNKNOWN for result in self.results)
+        return 3 if unknown or self.count(Severity.UNKNOWN) else 0
+
+
+def examine(scenes: Sequence[Scene], kinds: Sequence[Kind] = KINDS) -> DoctorReport:
+    """Ask every kind; those about the machine once.
+
+    Parameters
+    ----------
+    scenes
+        One for each notebook, or one without; they share everything but the code.
+    """
+    results = []
+    for kind in kinds:
+        for scene in scenes[:1] if kind.subject is Subject.MACHINE else scenes:
+            results.append(_result_of(kind, scene))
+    return DoctorReport(tuple(results))
+
+
+def _result_of(kind: Kind, scene: Scene) -> KindResult:
+    code = None if kind.subject is Subject.MACHINE else scene.code
+    label = "" if code is None else code.label
+    found = kind.load()(scene)
+    if found is None:
+        return KindResult(kind, label, Outcome.NOT_LOOKED_AT)
+    if not found:
+        # What stands in a cell that could not be parsed nobody knows.
+        blind = code is not None and bool(code.unparsed)
+        return KindResult(kind, label, Outcome.UNKNOWN if blind else Outcome.OK)
+    unknown = all(item.severity is Severity.UNKNOWN for item in found)
+    return KindResult(kind, label, Outcome.UNKNOWN if unknown else Outcome.FOUND, tuple(found))

@@ -25,9 +25,15 @@ def doctor_here(shell: Any, session: Session, notebook: str | None, model: str |
     model
         Folder of a model whose config is read too.
     """
-    from jupyter_detllm.doctor.report import examine
-    from jupyter_detllm.doctor.scene import Live
-    from jupyter_detllm.doctor.world import code_of_cells, given_model, scenes_of, with_code, world
+    from jupyter_detllm.doctor.scene import (
+        Live,
+        code_of_cells,
+        given_model,
+        scenes_of,
+        with_code,
+        world,
+    )
+    from jupyter_detllm.doctor.table import examine
     from jupyter_detllm.probes.process import hash_seed_in_force
     from jupyter_detllm.render.doctor import doctor_text
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from jupyter_detllm.core.canonical import Json
-from jupyter_detllm.doctor.finding import Finding, Outcome, Severity
-from jupyter_detllm.doctor.report import DoctorReport, KindResult
+from jupyter_detllm.doctor.scene import Finding, Outcome, Severity
+from jupyter_detllm.doctor.table import DoctorReport, KindResult
 from jupyter_detllm.render.visible import visible
 
 __all__ = ["DOCTOR_SCHEMA", "doctor_json", "doctor_text"]

@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 from jupyter_detllm.cli import main
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.doctor.code import OPAQUE, read_code
-from jupyter_detllm.doctor.finding import Finding, Outcome, Severity
 from jupyter_detllm.doctor.options import given_options, models_named
-from jupyter_detllm.doctor.report import DoctorReport, KindResult, examine
-from jupyter_detllm.doctor.table import KINDS
-from jupyter_detllm.doctor.world import scenes_of, world
+from jupyter_detllm.doctor.scene import Finding, Outcome, Severity, scenes_of, world
+from jupyter_detllm.doctor.table import KINDS, DoctorReport, KindResult, examine
 from jupyter_detllm.errors import ModelError
 from jupyter_detllm.kernel.doctoring import models_in_training
 from jupyter_detllm.probes import distributions, gpu_health, vision

@@ -15,9 +15,8 @@ from jupyter_detllm.controls.guard import apply
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.doctor import kinds
 from jupyter_detllm.doctor.code import read_code
-from jupyter_detllm.doctor.finding import Finding, Severity
-from jupyter_detllm.doctor.kinds.deterministic_algorithms import ALWAYS, SOMETIMES
-from jupyter_detllm.doctor.scene import Live, ModelConfig, Scene
+from jupyter_detllm.doctor.kinds.environment import ALWAYS, SOMETIMES
+from jupyter_detllm.doctor.scene import Finding, Live, ModelConfig, Scene, Severity
 from jupyter_detllm.doctor.table import KINDS
 from jupyter_detllm.probes.gpu_health import GpuHealth
 from jupyter_detllm.probes.platform import Platform
@@ -327,10 +326,11 @@ def found_in(name: str, scene: Scene) -> list[Finding]:
     return list(found)
 
 
-def test_every_kind_is_a_module_a_row_and_has_examples_of_both_sides() -> None:
+def test_every_kind_is_a_function_a_row_and_has_examples_of_both_sides() -> None:
     folder = Path(str(kinds.__file__)).parent
-    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
-    assert modules == set(ROWS) == set(FOUND) == set(FINE)
+    text = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    functions = set(re.findall(r"^def find_(\w+)\(", text, re.MULTILINE))
+    assert functions == set(ROWS) == set(FOUND) == set(FINE)
     assert len(ROWS) == len(KINDS)
 
 

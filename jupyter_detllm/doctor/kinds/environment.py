@@ -1,0 +1,342 @@
+"""Kinds of finding about the process and what is installed: controls, torch, packages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from jupyter_detllm.controls.environ import ENV_CONTROLS, Event
+from jupyter_detllm.controls.ledger import ControlState
+from jupyter_detllm.doctor.code import OPAQUE, Code, Place
+from jupyter_detllm.doctor.options import uses_detllm, words
+from jupyter_detllm.doctor.scene import Finding, Live, Look, Scene, Severity
+from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.vision import REMOVE_VISION, misfit
+
+__all__ = [
+    "ALWAYS",
+    "SOMETIMES",
+    "find_deterministic_algorithms",
+    "find_dockerfile_seed",
+    "find_hash_seed",
+    "find_late_controls",
+    "find_omp_threads",
+    "find_tf32",
+    "find_torchvision",
+    "find_two_environments",
+]
+
+_INSTALL_KERNEL = "jupyter detllm kernel install"
+_HEAVY_MODULES = {
+    Event.TORCH_IMPORT: ("torch", "vllm", "transformers"),
+    Event.CUDA_START: ("vllm",),
+    Event.VLLM_IMPORT: ("vllm",),
+    Event.ENGINE_START: ("vllm",),
+}
+
+
+def find_late_controls(scene: Scene) -> Look:
+    """Return what is late in the kernel, and what the notebook's order makes late."""
+    if scene.live is None and scene.code is None:
+        return None
+    found = [] if scene.live is None else _late_live(scene.live)
+    return found + ([] if scene.code is None else _late_in_code(scene.code))
+
+
+def _late_live(live: Live) -> list[Finding]:
+    if live.report is None:
+        evidence = "nothing is set up in this kernel, so which controls are in force is not known"
+        return [Finding(Severity.UNKNOWN, evidence, "%detllm --seed 42")]
+    return [
+        Finding(
+            # No effect of the hash seed on tokens or logprobs was ever measured.
+            Severity.NOTE if entry.name == "PYTHONHASHSEED" else Severity.WRONG,
+            f"{entry.name} came too late and is {entry.effective}: {entry.reason}",
+            _INSTALL_KERNEL,
+            "this kernel",
+        )
+        for entry in live.report.entries
+        if entry.state is ControlState.LATE
+    ]
+
+
+def _late_in_code(code: Code) -> list[Finding]:
+    found = []
+    setup, heavy = uses_detllm(code), code.first_import("torch", "vllm", "transformers")
+    if setup is not None and heavy is not None and heavy < setup:
+        evidence = f"%detllm comes after torch or vllm was imported ({heavy})"
+        mend = f"move it above {heavy}, or: {_INSTALL_KERNEL}"
+        found.append(Finding(Severity.WRONG, evidence, mend, str(setup)))
+    controls = {control.name: control for control in ENV_CONTROLS}
+    for place, name in _set_in(code):
+        control = controls.get(name)
+        if control is None:
+            continue
+        first = code.first_import(*_HEAVY_MODULES.get(control.precedes, ()))
+        if control.precedes is Event.INTERPRETER_START:
+            evidence = f"{name} is set in a cell, and only Python's start reads it"
+            found.append(Finding(Severity.WRONG, evidence, _INSTALL_KERNEL, str(place)))
+        elif first is not None and first < place:
+            evidence = f"{name} is set after {first}, and must be before {control.precedes}"
+            found.append(Finding(Severity.WRONG, evidence, f"move it above {first}", str(place)))
+    return found
+
+
+def _set_in(code: Code) -> list[tuple[Place, str]]:
+    """Return (place, variable) of each that a cell sets."""
+    found: list[tuple[Place, str]] = []
+    for item in code.assignments:
+        if item.target.startswith("os.environ["):
+            found.append((item.place, item.target[len("os.environ[") : -1]))
+    for call in code.calls_to("os.environ.setdefault", "os.putenv"):
+        found.append((call.place, str(call.argument(0))))
+    for line in (*code.magics("%env"), *code.magics("%set_env")):
+        found += [(line.place, word.partition("=")[0]) for word in words(line.text)[1:2]]
+    return found
+
+
+#: Operators for which torch raises on CUDA (its notes on `use_deterministic_algorithms`).
+ALWAYS = frozenset({"histc", "put_", "MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d", "NLLLoss"})
+#: Those for which it does in some modes, for some types, or where they are differentiated.
+SOMETIMES = frozenset(
+    {
+        *("AvgPool3d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool2d"),
+        *("FractionalMaxPool2d", "FractionalMaxPool3d", "interpolate", "grid_sample"),
+        *("ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d", "CTCLoss", "EmbeddingBag"),
+        *("bincount", "median", "cumsum"),
+    }
+)
+_ELSEWHERE = ("numpy.", "statistics.", "pandas.", "scipy.")
+_STEPWISE = "start without it and let `jupyter detllm bisect` name what is needed"
+
+
+def find_deterministic_algorithms(scene: Scene) -> Look:
+    """Return operators that will fail, or warn, under deterministic algorithms."""
+    if scene.code is None and scene.live is None:
+        return None
+    found = []
+    if (
+        scene.live_field("torch.deterministic_algorithms") == "error"
+        and scene.platform is Platform.CUDA
+    ):
+        evidence = "deterministic algorithms are on: an operator without one raises an error"
+        found.append(Finding(Severity.RISK, evidence, _STEPWISE, "this kernel"))
+    return found + ([] if scene.code is None else _algorithms_in_code(scene.code, scene.platform))
+
+
+def _algorithms_in_code(code: Code, platform: Platform) -> list[Finding]:
+    switches = code.calls_to("torch.use_deterministic_algorithms")
+    on = [call for call in switches if call.argument(0) is True or call.keyword("mode") is True]
+    opaque = [c for c in switches if OPAQUE in (c.argument(0), c.keyword("mode"))]
+    mend = "torch.use_deterministic_algorithms(True, warn_only=True)"
+    found = [
+        Finding(
+            Severity.UNKNOWN,
+            "whether deterministic algorithms are on is known only when this runs",
+            mend,
+            str(call.place),
+        )
+        for call in opaque
+    ]
+    for call in on:
+        warns = call.keyword("warn_only") is True
+        for place, name in _operators(code, call.place):
+            what = "warns" if warns else "raises an error"
+            when = "" if name in ALWAYS else ", in some modes or where it is differentiated,"
+            severity = Severity.WRONG if name in ALWAYS and not warns else Severity.RISK
+            if platform is Platform.CPU:
+                severity = Severity.NOTE
+            evidence = (
+                f"{name} on CUDA{when} {what}: deterministic algorithms are on ({call.place})"
+            )
+            found.append(Finding(severity, evidence, _STEPWISE if warns else mend, str(place)))
+    return found
+
+
+def _operators(code: Code, after: Place) -> list[tuple[Place, str]]:
+    return [
+        (call.place, call.name.rsplit(".", 1)[-1])
+        for call in code.calls
+        if call.place > after
+        and call.name.rsplit(".", 1)[-1] in ALWAYS | SOMETIMES
+        and not call.name.startswith(_ELSEWHERE)
+    ]
+
+
+_TF32_FIX = "%detllm --no-tf32"
+_TF32_VARIABLES = {
+    "NVIDIA_TF32_OVERRIDE": ("1",),
+    "VLLM_FLOAT32_MATMUL_PRECISION": ("high", "medium", "tf32"),
+}
+_TF32_WHY = "float32 operands lose 13 bits; bf16 and fp16 models are untouched"
+
+
+def find_tf32(scene: Scene) -> Look:
+    """Return where TF32 is switched on: variables, torch's live switch, the notebook."""
+    severity = Severity.NOTE if scene.platform is Platform.CPU else Severity.RISK
+    found = [
+        Finding(severity, f"{name}={scene.environ[name]}: {_TF32_WHY}", f"unset {name}")
+        for name, values in _TF32_VARIABLES.items()
+        if scene.environ.get(name, "").lower() in values
+    ]
+    live = scene.live_field("torch.float32_matmul_precision")
+    if live not in (None, "highest", "ieee", "none"):
+        evidence = f"torch multiplies float32 at precision {live!r}: {_TF32_WHY}"
+        found.append(Finding(severity, evidence, _TF32_FIX, "this kernel"))
+    return found + ([] if scene.code is None else _tf32_in_code(scene.code, severity))
+
+
+def _tf32_in_code(code: Code, severity: Severity) -> list[Finding]:
+    found = []
+    for item in code.assignments:
+        on = item.target.endswith(".allow_tf32") and item.value is True
+        if on or (item.target.endswith("fp32_precision") and item.value == "tf32"):
+            evidence = f"{item.target} switches TF32 on: {_TF32_WHY}"
+            found.append(Finding(severity, evidence, "remove the line", str(item.place)))
+    for call in code.calls_to("torch.set_float32_matmul_precision"):
+        value = call.argument(0)
+        if value in ("high", "medium"):
+            evidence = f"set_float32_matmul_precision({value!r}): {_TF32_WHY}"
+            mend = 'torch.set_float32_matmul_precision("highest")'
+            found.append(Finding(severity, evidence, mend, str(call.place)))
+        elif value is OPAQUE:
+            evidence = "the precision of float32 products is known only when this runs"
+            found.append(Finding(Severity.UNKNOWN, evidence, _TF32_FIX, str(call.place)))
+    return found
+
+
+_INSTALL_THERE = "jupyter detllm kernel install, with the Python that has the packages"
+
+
+def find_two_environments(scene: Scene) -> Look:
+    """Compare this Python with the server's, and with that of the notebook's kernel."""
+    kernel = "" if scene.code is None else scene.code.kernel
+    if scene.live is None and not kernel:
+        return None
+    found = []
+    if scene.live is not None and scene.server is None:
+        evidence = "which Python the Jupyter server runs under is not known"
+        found.append(Finding(Severity.UNKNOWN, evidence, "!jupyter --paths, in a cell"))
+    elif (
+        scene.live is not None
+        and scene.server
+        and _environment_differs(scene.server, scene.executable)
+    ):
+        evidence = "the server runs in another environment than this kernel"
+        mend = "%pip install here (not !pip); for JupyterLab's panel install in the server's too"
+        found.append(Finding(Severity.NOTE, evidence, mend))
+    if scene.live is None:
+        found += _of_notebook(scene, kernel)
+    return found
+
+
+def _of_notebook(scene: Scene, kernel: str) -> list[Finding]:
+    if scene.kernels is None:
+        evidence = f"where the kernel {kernel!r:.60} starts is not known"
+        return [Finding(Severity.UNKNOWN, evidence, "pip install jupyter_client")]
+    python = scene.kernels.get(kernel)
+    if python is None:
+        evidence = f"the notebook's kernel {kernel!r:.60} is not installed here"
+        return [
+            Finding(Severity.RISK, evidence, f"jupyter detllm kernel install --name {kernel:.60}")
+        ]
+    # A bare name such as "python3" is found on PATH when the kernel is started.
+    if Path(python).is_absolute() and _environment_differs(python, scene.executable):
+        evidence = f"the notebook's kernel {kernel!r:.60} starts another Python than this one"
+        return [Finding(Severity.RISK, evidence, _INSTALL_THERE)]
+    return []
+
+
+def _environment_differs(left: str, right: str) -> bool:
+    """Tell whether two interpreters belong to two environments: links are not followed."""
+    return Path(left).parent != Path(right).parent
+
+
+def find_hash_seed(scene: Scene) -> Look:
+    """Return whether hashes of text differ from process to process."""
+    if scene.live is None:
+        in_force = scene.environ.get("PYTHONHASHSEED") or "random"
+    else:
+        in_force = scene.live.hash_seed
+    if in_force == "unknown":
+        evidence = "this platform does not tell which PYTHONHASHSEED Python started with"
+        return [Finding(Severity.UNKNOWN, evidence, _INSTALL_KERNEL)]
+    if in_force != "random":
+        return []
+    evidence = (
+        "PYTHONHASHSEED is not set: the order of sets of text differs from process to process "
+        "(no effect on tokens was measured)"
+    )
+    return [Finding(Severity.NOTE, evidence, _INSTALL_KERNEL)]
+
+
+def find_omp_threads(scene: Scene) -> Look:
+    """Return whether nothing pins the thread count; on a GPU it changes no result."""
+    if scene.platform is not Platform.CPU:
+        return None
+    if scene.environ.get("OMP_NUM_THREADS"):
+        return []
+    if scene.live is None:
+        evidence = "OMP_NUM_THREADS is not set here; %detllm pins it if it runs before torch"
+        return [Finding(Severity.NOTE, evidence, _INSTALL_KERNEL)]
+    evidence = "OMP_NUM_THREADS is not set: attention on the CPU splits its work by thread count"
+    return [Finding(Severity.RISK, evidence, "%detllm, before torch is imported", "this kernel")]
+
+
+_SEEDS_IN_RUN = re.compile(
+    r"manual_seed|random\.seed|set_seed|seed_everything|use_deterministic_algorithms"
+    r"|(?:export|set)\s+(?P<name>PYTHONHASHSEED|OMP_NUM_THREADS|CUBLAS_WORKSPACE_CONFIG|VLLM_\w+)"
+    r"=(?P<value>[\w:.]+)"
+)
+
+
+def find_dockerfile_seed(scene: Scene) -> Look:
+    """Return RUN instructions that seed or set a control."""
+    if not scene.dockerfiles:
+        return None
+    found = []
+    for path, text in scene.dockerfiles.items():
+        for line, instruction in _run_lines(text):
+            seeds = _SEEDS_IN_RUN.search(instruction)
+            if seeds is None:
+                continue
+            evidence = f"RUN {seeds[0]} holds while the image is built, and not when it runs"
+            name, value = seeds["name"], seeds["value"]
+            mend = (
+                f"ENV {name}={value}" if name else "%detllm --seed 0 in the notebook's first cell"
+            )
+            found.append(Finding(Severity.WRONG, evidence, mend, f"{path.name}, line {line}"))
+    return found
+
+
+def _run_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each RUN instruction with the line it begins in."""
+    lines = text.splitlines()
+    index = 0
+    while index < len(lines):
+        start, whole = index, lines[index]
+        while whole.rstrip().endswith("\\") and index + 1 < len(lines):
+            index += 1
+            whole = f"{whole.rstrip()[:-1]} {lines[index]}"
+        index += 1
+        if re.match(r"\s*RUN\s", whole, re.IGNORECASE):
+            yield start + 1, whole
+
+
+def find_torchvision(scene: Scene) -> Look:
+    """Compare what torchvision was built for with the torch that is installed."""
+    vision, torch = scene.packages.get("torchvision"), scene.packages.get("torch")
+    if vision is None:
+        return []
+    requires = scene.requires.get("torchvision", ())
+    if evidence := misfit(vision, torch, requires, scene.builds):
+        return [Finding(Severity.WRONG, evidence, REMOVE_VISION)]
+    ours, theirs = scene.builds.get("torch"), scene.builds.get("torchvision")
+    if ours is None or theirs is None:
+        evidence = f"whether torchvision {vision} fits torch {torch} is not written anywhere"
+        return [Finding(Severity.UNKNOWN, evidence, "python -c 'import torchvision'")]
+    if ours == theirs:
+        return []
+    evidence = f"torchvision is built for {theirs}, torch for {ours}"
+    return [Finding(Severity.NOTE, evidence, REMOVE_VISION)]

@@ -1,0 +1,195 @@
+"""Kinds of finding about GPUs: "unknown" where the driver does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jupyter_detllm.doctor.scene import Finding, Look, Scene, Severity
+from jupyter_detllm.probes.gpu_health import GpuHealth
+
+__all__ = [
+    "find_gpu_clocks",
+    "find_gpu_ecc",
+    "find_gpu_mig",
+    "find_gpu_mps",
+    "find_gpu_pcie",
+    "find_gpu_processes",
+    "find_gpu_throttled",
+]
+
+
+def each_gpu(
+    scene: Scene,
+    one: Callable[[GpuHealth], Look],
+    what: str,
+    mend: str,
+    *,
+    absent: bool = False,
+) -> Look:
+    """Ask `one` about every GPU; None where there is none.
+
+    Parameters
+    ----------
+    one
+        Returns its findings, or None where the driver does not tell.
+    what, mend
+        What is unknown then, and how to find out.
+    absent
+        Whether a driver that does not answer means that the GPU has no such thing;
+        only a driver that cannot be reached at all is unknown then.
+    """
+    if scene.gpus is None:
+        evidence = f"{what}: the driver's library does not answer"
+        return [Finding(Severity.UNKNOWN, evidence, "nvidia-smi")]
+    if not scene.gpus:
+        return None
+    found: list[Finding] = []
+    for gpu in scene.gpus:
+        answer = one(gpu)
+        if answer is None and not absent:
+            evidence = f"the driver does not tell {what}"
+            found.append(Finding(Severity.UNKNOWN, evidence, mend, gpu.label))
+        found += answer or []
+    return found
+
+
+_THROTTLED_FIX = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
+
+
+def find_gpu_throttled(scene: Scene) -> Look:
+    """Return which GPUs are throttled, and why."""
+    return each_gpu(scene, _throttled, "whether clocks are throttled", _THROTTLED_FIX)
+
+
+def _throttled(gpu: GpuHealth) -> Look:
+    if gpu.throttled is None:
+        return None
+    if not gpu.throttled:
+        return []
+    evidence = (
+        f"clocks are throttled ({', '.join(gpu.throttled)}): speed changes, and with it what "
+        "shares a step in an engine of its own process"
+    )
+    return [Finding(Severity.NOTE, evidence, _THROTTLED_FIX, gpu.label)]
+
+
+_CLOCKS_FIX = "for an administrator, before a benchmark: nvidia-smi -lgc MHZ,MHZ (undo: -rgc)"
+
+
+def find_gpu_clocks(scene: Scene) -> Look:
+    """Return whether clocks are fixed; the driver does not tell of a lock."""
+    return each_gpu(
+        scene, _clocks, "whether clocks are locked (no result changes by it)", _CLOCKS_FIX
+    )
+
+
+def _clocks(gpu: GpuHealth) -> Look:
+    if gpu.fixed_clocks is None:
+        return None
+    if gpu.fixed_clocks:
+        return []
+    return [Finding(Severity.NOTE, "clocks are not locked: times differ", _CLOCKS_FIX, gpu.label)]
+
+
+_ECC_FIX = "for an administrator: nvidia-smi -e 1, then restart the machine"
+
+
+def find_gpu_ecc(scene: Scene) -> Look:
+    """Return which GPUs have no ECC, or uncorrected errors."""
+    return each_gpu(scene, _ecc, "whether memory errors are corrected (ECC)", _ECC_FIX)
+
+
+def _ecc(gpu: GpuHealth) -> Look:
+    if gpu.ecc is None:
+        return None
+    found = []
+    if gpu.ecc_errors:
+        evidence = f"{gpu.ecc_errors} memory errors that could not be corrected"
+        mend = "nvidia-smi -q -d ECC; do not trust results of this GPU"
+        found.append(Finding(Severity.WRONG, evidence, mend, gpu.label))
+    if not gpu.ecc:
+        evidence = (
+            "error correction (ECC) is off: a flipped bit changes a result and nobody sees it"
+        )
+        found.append(Finding(Severity.RISK, evidence, _ECC_FIX, gpu.label))
+    return found
+
+
+_MIG_FIX = "nvidia-smi -L names the instances: compare only with stamps of an equal one"
+
+
+def find_gpu_mig(scene: Scene) -> Look:
+    """Return which GPUs are in MIG mode."""
+    return each_gpu(
+        scene, _instances, "whether the GPU is cut into instances (MIG)", _MIG_FIX, absent=True
+    )
+
+
+def _instances(gpu: GpuHealth) -> Look:
+    if not gpu.mig:
+        return []
+    evidence = "MIG is on: kernels split their work by the multiprocessors of the instance"
+    return [Finding(Severity.RISK, evidence, _MIG_FIX, gpu.label)]
+
+
+_PROCESSES_FIX = "nvidia-smi; fix kv_cache_memory_bytes so that the cache has one size in every run"
+
+
+def find_gpu_processes(scene: Scene) -> Look:
+    """Return which GPUs other processes compute on."""
+    return each_gpu(scene, _processes, "whether other processes use the GPU", "nvidia-smi")
+
+
+def _processes(gpu: GpuHealth) -> Look:
+    if gpu.others is None:
+        return None
+    if not gpu.others:
+        return []
+    ids = ", ".join(map(str, gpu.others[:5]))
+    evidence = (
+        f"{len(gpu.others)} other processes compute on it ({ids}): the cache gets what memory "
+        "they leave, and too small a cache preempts requests"
+    )
+    return [Finding(Severity.RISK, evidence, _PROCESSES_FIX, gpu.label)]
+
+
+_PCIE_FIX = "nvidia-smi -q (GPU Link Info); reseat the card or move it to another slot"
+
+
+def find_gpu_pcie(scene: Scene) -> Look:
+    """Return which GPUs have fewer lanes than they could."""
+    return each_gpu(scene, _pcie, "how wide the PCIe link is", _PCIE_FIX)
+
+
+def _pcie(gpu: GpuHealth) -> Look:
+    if gpu.pcie is None or gpu.pcie_most is None:
+        return None
+    if gpu.pcie >= gpu.pcie_most:
+        return []
+    evidence = f"the PCIe link has {gpu.pcie} of {gpu.pcie_most} lanes: slower, results are equal"
+    return [Finding(Severity.NOTE, evidence, _PCIE_FIX, gpu.label)]
+
+
+_MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_MPS_FIX = "for an administrator: echo quit | nvidia-cuda-mps-control"
+
+
+def find_gpu_mps(scene: Scene) -> Look:
+    """Return which GPUs are shared, and whether this process has only a share."""
+    found = each_gpu(scene, _mps, "whether the GPU is shared through MPS", _MPS_FIX)
+    share = scene.environ.get(_MPS_SHARE)
+    if found is None or share in (None, "", "100"):
+        return found
+    evidence = (
+        f"{_MPS_SHARE}={share:.20}: kernels split their work by the multiprocessors they may use"
+    )
+    return [*found, Finding(Severity.RISK, evidence, f"unset {_MPS_SHARE}")]
+
+
+def _mps(gpu: GpuHealth) -> Look:
+    if gpu.mps is None:
+        return None
+    if not gpu.mps:
+        return []
+    evidence = f"{gpu.mps} processes share it through MPS: what runs beside changes memory and time"
+    return [Finding(Severity.RISK, evidence, _MPS_FIX, gpu.label)]
