@@ -198,7 +198,7 @@ def arguments(model: str) -> dict[str, object]:
     """Return the engine arguments that our engine starts with at this level."""
     script = (
         "import json\n"
-        "from jupyter_detllm.engines._vllm_options import *\n"
+        "from jupyter_detllm.engines.vllm.options import *\n"
         "from jupyter_detllm.engines.base import EngineSpec\n"
         "from jupyter_detllm.models import resolve_model\n"
         "from vllm.platforms import current_platform\n"

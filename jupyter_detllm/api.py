@@ -41,7 +41,7 @@ from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.metering.log import Metrics
 
 if TYPE_CHECKING:
-    from jupyter_detllm.invariance.selftest import SelfTest
+    from jupyter_detllm.engines.selftest import SelfTest
     from jupyter_detllm.verify.report import Report
 
 __all__ = [

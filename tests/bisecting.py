@@ -13,7 +13,7 @@ from jupyter_detllm.core.notebook import CellView, read_notebook
 from jupyter_detllm.core.stamp import Call, Stamp, source_digest
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
-from jupyter_detllm.engines.fake import FakeEngine
+from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.errors import DetLLMError
 from jupyter_detllm.verify.bisect_run import Run
 from tests.builders import notebook, promoted, stamped_cell, with_actual

@@ -27,9 +27,9 @@ from jupyter_detllm.core.generation import (
 )
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.seeds import prompt_digest
-from jupyter_detllm.engines._vllm_evidence import byte_alphabet
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
-from jupyter_detllm.engines.fake import FakeEngine
+from jupyter_detllm.engines.evidence import byte_alphabet
+from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.errors import DetLLMError
 
 __all__ = ["FakeServer", "Fault", "serving"]

@@ -11,7 +11,7 @@ from jupyter_detllm.core.generation import Prompt, build_requests
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import Call, Stamp, source_digest
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
-from jupyter_detllm.engines.fake import FakeEngine
+from jupyter_detllm.engines.fake.engine import FakeEngine
 
 __all__ = ["MACHINE", "Run"]
 

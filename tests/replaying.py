@@ -13,10 +13,10 @@ from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest
 from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.engines.base import EngineSpec, GenerationResult
-from jupyter_detllm.engines.fake import FakeEngine
+from jupyter_detllm.engines.fake.engine import FakeEngine
+from jupyter_detllm.engines.start import Modifiers, RunningEngine
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.verify import job as job_module
-from jupyter_detllm.verify.engine_start import Modifiers, RunningEngine
 from jupyter_detllm.verify.job import Job, Listener, run_job
 from tests.builders import notebook
 from tests.fakes import MACHINE, Run

@@ -61,7 +61,7 @@ def _server(args: argparse.Namespace) -> Chooser | None:
         if args.served_model:
             raise UsageError("--served-model goes with --engine URL")
         return None
-    from jupyter_detllm.engines._remote_address import Address
+    from jupyter_detllm.engines.remote.client import Address
     from jupyter_detllm.verify.engine_choice import on_server
 
     return on_server(Address.parse(args.engine).base, args.served_model)

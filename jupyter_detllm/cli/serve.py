@@ -99,9 +99,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to end; 0 then, or what made it end."""
     catch_termination()
     signal.signal(signal.SIGHUP, signal.default_int_handler)
-    from jupyter_detllm.engines._vllm_logs import open_log
+    from jupyter_detllm.engines.start import model_identity
+    from jupyter_detllm.engines.vllm.output import open_log
     from jupyter_detllm.serving.process import free_place, started
-    from jupyter_detllm.verify.engine_start import model_identity
 
     with tempfile.TemporaryDirectory(prefix="detllm-serve-") as folder:
         state = Path(folder)
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _warn(host: str) -> None:
-    from jupyter_detllm.engines._remote_address import API_KEY_VARIABLE
+    from jupyter_detllm.engines.remote.client import API_KEY_VARIABLE
 
     if host not in {"127.0.0.1", "::1", "localhost"} and not os.environ.get(API_KEY_VARIABLE):
         notice(f"everyone who reaches {host} can use it: {API_KEY_VARIABLE} is not set")

@@ -1,7 +1,14 @@
-"""What every engine offers, and how one is found by name."""
+"""What every engine offers, what a call returns, and how an engine is found by name.
+
+When the tokens of a call came (`Timings`) is volatile like all of `RunStats`: never
+digested, never compared.
+"""
 
 from __future__ import annotations
 
+import math
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
@@ -10,17 +17,18 @@ from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt, ResolvedPrompt
 from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.stamp import ModelIdentity
-from jupyter_detllm.engines.timing import Timings
 from jupyter_detllm.errors import UsageError, installing
 
 if TYPE_CHECKING:
     from jupyter_detllm.invariance.base import KernelCheck
 
 __all__ = [
+    "RESOLUTION",
     "Capabilities",
     "Elsewhere",
     "Engine",
     "EngineSpec",
+    "Gaps",
     "GenerationResult",
     "Invariant",
     "KernelChecked",
@@ -31,12 +39,112 @@ __all__ = [
     "SamplingOptions",
     "Scorer",
     "ShutdownReport",
+    "StepClock",
+    "Timings",
     "TokenScore",
+    "bucket_of",
     "engine_names",
     "load_engine",
+    "ranks_of",
     "reach_field",
     "reach_of",
+    "seconds_of",
 ]
+
+RESOLUTION = 1.02
+"""A gap between tokens is kept to 2 %: calls of any length take little room."""
+_BUCKET_SCALE = 1 / math.log(RESOLUTION)
+_LEAST_BUCKET = 1e-6
+
+Gaps = tuple[tuple[int, int], ...]
+"""Gaps between tokens: pairs of bucket (`bucket_of`) and how many, ascending."""
+
+
+def bucket_of(seconds: float) -> int:
+    """Return the bucket of a time in seconds."""
+    return round(math.log(max(seconds, _LEAST_BUCKET) / _LEAST_BUCKET) * _BUCKET_SCALE)
+
+
+def seconds_of(bucket: int) -> float:
+    """Return the time in the middle of a bucket."""
+    return _LEAST_BUCKET * float(RESOLUTION**bucket)
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Times of one call, in seconds; empty where an engine cannot tell.
+
+    Attributes
+    ----------
+    completions
+        From the moment a completion was handed to the engine to its last token.
+    first_tokens
+        The same to its first token.
+    gaps
+        From one token of a completion to its next.
+    source
+        Who told the first two: ``vLLM``, or ``steps``, our clock around engine steps.
+    """
+
+    completions: tuple[float, ...] = ()
+    first_tokens: tuple[float, ...] = ()
+    gaps: Gaps = ()
+    source: str = ""
+
+    def plus(self, other: Timings) -> Timings:
+        """Return the times of both."""
+        gaps = Counter(dict(self.gaps)) + Counter(dict(other.gaps))
+        sources = (self.source, other.source)
+        return Timings(
+            self.completions + other.completions,
+            self.first_tokens + other.first_tokens,
+            tuple(sorted(gaps.items())),
+            ", ".join(dict.fromkeys(source for source in sources if source)),
+        )
+
+
+class StepClock:
+    """Takes the times of one call, told what each engine step brought."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._start = self._last = clock()
+        self._completions: list[float] = []
+        self._first: list[float] = []
+        self._gaps: Counter[int] = Counter()
+
+    def restart(self) -> None:
+        """Begin with completions that are handed over only now."""
+        self._start = self._last = self._clock()
+
+    def step(self, *, going_on: int = 0, first: int = 0, finished: int = 0) -> None:
+        """Note the end of a step.
+
+        Parameters
+        ----------
+        going_on
+            Completions that had a token before, and got another one.
+        first, finished
+            Completions that got their first token, or their last.
+        """
+        now = self._clock()
+        if going_on > 0:
+            self._gaps[bucket_of(now - self._last)] += going_on
+        if first:
+            self._first += [now - self._start] * first
+        if finished:
+            self._completions += [now - self._start] * finished
+        self._last = now
+
+    def timings(self) -> Timings:
+        """Return what was noted."""
+        return Timings(
+            tuple(self._completions),
+            tuple(self._first),
+            tuple(sorted(self._gaps.items())),
+            "steps" if self._completions else "",
+        )
+
 
 ENTRY_POINTS = "jupyter_detllm.engines"
 
@@ -340,3 +448,15 @@ def load_engine(name: str) -> Callable[..., Engine]:
         expected=", ".join(engine_names()) or "an installed engine",
         fix=installing("cpu"),
     )
+
+
+_PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+
+def ranks_of(options: Mapping[str, FieldValue]) -> int:
+    """Return the number of ranks that engine options ask for; 1 without any."""
+    ranks = 1
+    for given, value in options.items():
+        if given.removeprefix("--").replace("-", "_") in _PARALLEL_SIZES and str(value).isdigit():
+            ranks *= max(1, int(str(value)))
+    return ranks

@@ -114,12 +114,12 @@ def _entries() -> list[Path]:
 
 def _engine_options(model: str) -> list[str]:
     """Return the engine's options: all of vLLM's once it is loaded, before that the usual."""
-    from jupyter_detllm.engines.fake_options import ENGINE_DEFAULTS
+    from jupyter_detllm.engines.fake.model import ENGINE_DEFAULTS
     from jupyter_detllm.models.adapter import ADAPTER_OPTION
 
     known: Iterable[str] = ENGINE_DEFAULTS
     if model != FAKE and "vllm" in sys.modules:
-        from jupyter_detllm.engines._vllm_options import option_names
+        from jupyter_detllm.engines.vllm.options import option_names
 
         known = sorted(option_names())
     return [f"--{name.replace('_', '-')}" for name in (*known, ADAPTER_OPTION)]

@@ -79,7 +79,7 @@ class EngineHolder:
         self.settings = settings
 
     def _apply(self, settings: Settings, engine: str, spec: EngineSpec | None) -> None:
-        from jupyter_detllm.verify.engine_start import Modifiers, apply_controls
+        from jupyter_detllm.engines.start import Modifiers, apply_controls
 
         modifiers = Modifiers(
             settings.torch_deterministic, settings.launch_blocking, settings.no_tf32
@@ -174,7 +174,7 @@ class EngineHolder:
     def _start(
         self, spec: EngineSpec, settings: Settings, progress: Callable[[str], None] | None
     ) -> None:
-        from jupyter_detllm.verify.engine_start import engine_of, start_engine
+        from jupyter_detllm.engines.start import engine_of, start_engine
 
         name = engine_of(spec.model)
         self._apply(settings, name, spec)
@@ -216,7 +216,7 @@ class EngineHolder:
 
     def fingerprint(self) -> Fingerprint:
         """Return the fingerprint of this process, with the engine's part if one runs."""
-        from jupyter_detllm.verify.engine_start import environment_fingerprint
+        from jupyter_detllm.engines.start import environment_fingerprint
 
         return environment_fingerprint(self.controls, self.engine)
 

@@ -10,7 +10,7 @@ from jupyter_detllm.errors import GenerationInterrupted
 from jupyter_detllm.kernel.session import Session
 
 if TYPE_CHECKING:
-    from jupyter_detllm.invariance.selftest import SelfTest
+    from jupyter_detllm.engines.selftest import SelfTest
 
 __all__ = ["probe_running", "run_probe"]
 
@@ -27,7 +27,7 @@ def run_probe(
     GenerationInterrupted
         After an interrupt.
     """
-    from jupyter_detllm.invariance.plan import Form
+    from jupyter_detllm.engines.selftest import Form
     from jupyter_detllm.verify.probing import probe_engine
 
     engine, _ = session.running()

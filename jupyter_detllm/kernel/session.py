@@ -112,7 +112,7 @@ class Session(EngineHolder):
         return result
 
     def _circumstances(self, engine: Engine, settings: Settings) -> Circumstances:
-        from jupyter_detllm.verify.engine_start import late_controls
+        from jupyter_detllm.engines.start import late_controls
 
         return Circumstances(
             model=engine.model(),

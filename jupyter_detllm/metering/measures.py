@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jupyter_detllm.core.canonical import Json
-from jupyter_detllm.engines.base import RunStats
-from jupyter_detllm.engines.timing import Timings, seconds_of
+from jupyter_detllm.engines.base import RunStats, Timings, seconds_of
 from jupyter_detllm.probes.memory import MemoryUse
 
 __all__ = ["Latency", "Measures", "measure", "together"]

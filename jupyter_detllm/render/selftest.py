@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from jupyter_detllm.engines.selftest import Row, SelfTest
 from jupyter_detllm.invariance.base import KernelRow
-from jupyter_detllm.invariance.selftest import Row, SelfTest
 from jupyter_detllm.render.visible import visible
 from jupyter_detllm.verify.probing import Probing
 

@@ -10,7 +10,7 @@ from typing import Any
 from jupyter_detllm.cache.results import pack, unpack
 from jupyter_detllm.core.canonical import Digest, Json, digest_of
 from jupyter_detllm.core.fingerprint import Fingerprint
-from jupyter_detllm.engines._remote_facts import read_record
+from jupyter_detllm.engines.remote.server import read_record
 from jupyter_detllm.errors import CanonicalError, StampError
 
 __all__ = [

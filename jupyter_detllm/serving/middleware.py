@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from jupyter_detllm.engines._remote_facts import RECORD_PATH, RECORD_SCHEMA
+from jupyter_detllm.engines.remote.server import RECORD_PATH, RECORD_SCHEMA
 from jupyter_detllm.invariance._plugin import STATE_VARIABLE, WORKER_FILE
 
 __all__ = ["SERVER_FILE", "Record", "record"]

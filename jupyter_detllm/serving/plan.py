@@ -12,14 +12,13 @@ from jupyter_detllm.controls.guard import apply
 from jupyter_detllm.controls.ledger import MARKER
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines._vllm_options import (
+from jupyter_detllm.engines.base import EngineSpec, ranks_of
+from jupyter_detllm.engines.vllm.options import (
     engine_arguments,
     engine_seed,
     read_config,
     size_elsewhere,
 )
-from jupyter_detllm.engines.base import EngineSpec
-from jupyter_detllm.engines.ranks import ranks_of
 from jupyter_detllm.errors import ControlError, EngineStartError, UsageError, installing
 from jupyter_detllm.invariance import candidates, first_choice, one_at_a_time, reasons_against
 from jupyter_detllm.invariance._plugin import STATE_VARIABLE, VARIABLE

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.engines.start import VLLM_SERVER, start_engine
 from jupyter_detllm.serving.plan import ServePlan
-from jupyter_detllm.verify.engine_start import VLLM_SERVER, start_engine
 
 __all__ = ["proven"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from jupyter_detllm.cache.results import is_sampled
 from jupyter_detllm.cache.store import TextStore
 from jupyter_detllm.core.canonical import Digest
-from jupyter_detllm.engines._remote_facts import RECORD_PATH
+from jupyter_detllm.engines.remote.server import RECORD_PATH
 from jupyter_detllm.errors import StampError
 from jupyter_detllm.serving.answers import Answer, answer_key, comparable, read_answer, server_scope
 

@@ -9,10 +9,10 @@ from jupyter_detllm.controls.environ import ENV_CONTROLS, RECORDED
 from jupyter_detllm.controls.ledger import UNKNOWN
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
 from jupyter_detllm.core.levels import Level
+from jupyter_detllm.engines.start import FAKE
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.verify.bisect_change import Change, Composition
 from jupyter_detllm.verify.engine_settings import ROWS
-from jupyter_detllm.verify.engine_start import FAKE
 
 __all__ = ["aligned", "recorded_variable"]
 

@@ -10,12 +10,12 @@ from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.verdict import facts_of
+from jupyter_detllm.engines.start import FAKE
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.verify.bisect_align import recorded_variable
 from jupyter_detllm.verify.bisect_change import Conditions
 from jupyter_detllm.verify.engine_settings import settings_of
-from jupyter_detllm.verify.engine_start import FAKE
 
 __all__ = [
     "child_environment",

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.verify.engine_start import Modifiers
+from jupyter_detllm.engines.start import Modifiers
 
 __all__ = ["Change", "Composition", "Conditions"]
 

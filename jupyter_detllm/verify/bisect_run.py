@@ -15,8 +15,8 @@ from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import model_differences
 from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.errors import DetLLMError
-from jupyter_detllm.verify.engine_start import Modifiers
 from jupyter_detllm.verify.job import Circumstances, Job, JobBatch, Scores, Task
 from jupyter_detllm.verify.worker import run_in_worker
 

@@ -10,10 +10,10 @@ from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
 from jupyter_detllm.core.stamp import ModelIdentity, Stamp
 from jupyter_detllm.core.verdict import Facts, facts_of
+from jupyter_detllm.engines.start import FAKE, VLLM_SERVER
 from jupyter_detllm.models.adapter import ADAPTER_OPTION
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.verify.engine_settings import Settings, settings_of
-from jupyter_detllm.verify.engine_start import FAKE, VLLM_SERVER
 
 __all__ = ["Choice", "Chooser", "as_recorded", "facts_on_server", "known_of", "on_server"]
 

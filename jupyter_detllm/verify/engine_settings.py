@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
+from jupyter_detllm.engines.start import FAKE, VLLM, VLLM_SERVER, Modifiers
 from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.verify.engine_start import FAKE, VLLM, VLLM_SERVER, Modifiers
 
 __all__ = ["ENGINES", "ROWS", "Row", "Settings", "settings_of"]
 

@@ -27,9 +27,9 @@ from jupyter_detllm.engines.base import (
     TokenScore,
     reach_of,
 )
+from jupyter_detllm.engines.start import VLLM, Modifiers, late_controls, model_identity, start
 from jupyter_detllm.errors import EngineError, RequestError, UsageError
 from jupyter_detllm.verify.engine_choice import known_of
-from jupyter_detllm.verify.engine_start import VLLM, Modifiers, late_controls, model_identity, start
 
 __all__ = ["Circumstances", "Job", "JobBatch", "Listener", "Scores", "Task", "run_job"]
 

@@ -15,8 +15,8 @@ from jupyter_detllm.core.reading import Reader
 from jupyter_detllm.core.stamp import ModelIdentity, generation_json, request_json
 from jupyter_detllm.core.stamp_reader import read_generation, read_request
 from jupyter_detllm.engines.base import EngineSpec, TokenScore
+from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.errors import DetLLMError, EngineError
-from jupyter_detllm.verify.engine_start import Modifiers
 from jupyter_detllm.verify.job import Circumstances, Job, JobBatch, Listener, Scores, Task
 
 __all__ = ["JsonListener", "hear", "job_json", "read_job"]

@@ -14,9 +14,9 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView, check_cell
 from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp, source_digest
 from jupyter_detllm.core.verdict import Facts, Outcome, decide
+from jupyter_detllm.engines.start import VLLM
 from jupyter_detllm.verify.engine_choice import Chooser
 from jupyter_detllm.verify.engine_settings import Settings
-from jupyter_detllm.verify.engine_start import VLLM
 from jupyter_detllm.verify.limits import excess
 
 __all__ = ["FREE_BATCH", "Batch", "Group", "Key", "Place", "Plan", "PlannedCell", "plan_replay"]

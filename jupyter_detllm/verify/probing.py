@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import Engine, EngineSpec, Invariant
-from jupyter_detllm.errors import EngineError, RequestError, UsageError
-from jupyter_detllm.invariance.cache import forget, key_of, remember
-from jupyter_detllm.invariance.plan import (
+from jupyter_detllm.engines.level_proof import forget, key_of, remember, room_in
+from jupyter_detllm.engines.selftest import (
     Form,
     Room,
+    Row,
+    SelfTest,
     plan_preemption,
     plan_test,
     preemption_options,
+    run_test,
 )
-from jupyter_detllm.invariance.selftest import Row, SelfTest, run_test
-from jupyter_detllm.verify.engine_start import VLLM, Modifiers, RunningEngine, engine_of, start
-from jupyter_detllm.verify.level_proof import room_in
+from jupyter_detllm.engines.start import VLLM, Modifiers, RunningEngine, engine_of, start
+from jupyter_detllm.errors import EngineError, RequestError, UsageError
 
 __all__ = ["Probing", "probe_engine", "probe_model"]
 

@@ -17,8 +17,8 @@ from jupyter_detllm.render.metrics_plot import Plot, plot_of
 from jupyter_detllm.render.visible import clip, visible
 
 if TYPE_CHECKING:
+    from jupyter_detllm.engines.selftest import Row
     from jupyter_detllm.invariance.base import KernelRow
-    from jupyter_detllm.invariance.selftest import Row
     from jupyter_detllm.kernel.ledger import Emitted
     from jupyter_detllm.kernel.session import Session
     from jupyter_detllm.metering.log import Metrics

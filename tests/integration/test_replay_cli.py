@@ -18,9 +18,9 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import KEY
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
-from jupyter_detllm.engines.fake import FakeEngine
+from jupyter_detllm.engines.fake.engine import FakeEngine
+from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.errors import EngineError
-from jupyter_detllm.verify.engine_start import Modifiers
 from jupyter_detllm.verify.job import Job, JobBatch, Task
 from jupyter_detllm.verify.replay import replay_paths
 from jupyter_detllm.verify.worker import run_in_worker

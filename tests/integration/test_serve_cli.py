@@ -16,7 +16,7 @@ import pytest
 
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec
-from jupyter_detllm.engines.vllm_remote import VLLMRemoteEngine
+from jupyter_detllm.engines.remote.engine import VLLMRemoteEngine
 from tests import engine_contract
 from tests.waiting import HANGS, until
 

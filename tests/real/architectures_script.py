@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jupyter_detllm as det
-from jupyter_detllm.engines._vllm_logs import log_folder
+from jupyter_detllm.engines.vllm.output import log_folder
 from jupyter_detllm.invariance import METHODS
 
 PROMPTS = ["One river runs", "Two towns", "A list of rules for visitors, and why", "Blue."]

@@ -11,7 +11,7 @@ import pytest
 from jupyter_detllm.controls.guard import apply
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec
-from jupyter_detllm.engines.vllm_offline import VLLMOfflineEngine
+from jupyter_detllm.engines.vllm.engine import VLLMOfflineEngine
 from jupyter_detllm.models import CACHE_VARIABLE, cache_root, fetch_demo
 
 _HERE = Path(__file__).parent

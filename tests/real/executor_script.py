@@ -16,8 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from jupyter_detllm.engines import _vllm_ranks
-from jupyter_detllm.engines._vllm_ranks import Ranks, in_step
+from jupyter_detllm.engines.vllm import steps
+from jupyter_detllm.engines.vllm.steps import Ranks, in_step
 
 GRACE = 600
 
@@ -33,7 +33,7 @@ def started(model: str) -> tuple[Any, Any, Ranks]:
     config.parallel_config.worker_cls = "idle_worker.Idle"
     executor = MultiprocExecutor(config)
     llm = SimpleNamespace(llm_engine=SimpleNamespace(model_executor=executor))
-    with mock.patch.object(_vllm_ranks, "rank_fields", return_value={}):  # it has no model
+    with mock.patch.object(steps, "rank_fields", return_value={}):  # it has no model
         return executor, llm, Ranks(llm)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import jupyter_detllm as det
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.engines.start import Modifiers, start
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance.cpu import FixedTiles
 from jupyter_detllm.kernel.session import current_session
-from jupyter_detllm.verify.engine_start import Modifiers, start
 
 LONG = (
     "The town library keeps a record of every visitor, and each evening the librarian "

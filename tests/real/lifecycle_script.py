@@ -13,9 +13,9 @@ from pathlib import Path
 from jupyter_detllm.controls.guard import apply
 from jupyter_detllm.core.generation import Prompt, build_requests
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines._vllm_metrics import PREEMPTIONS, engine_metrics
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
-from jupyter_detllm.engines.vllm_offline import VLLMOfflineEngine
+from jupyter_detllm.engines.vllm.engine import VLLMOfflineEngine
+from jupyter_detllm.engines.vllm.steps import PREEMPTIONS, engine_metrics
 from jupyter_detllm.errors import DetLLMError
 
 

@@ -19,8 +19,8 @@ from jupyter_detllm.core.fingerprint import diff_fingerprints
 from jupyter_detllm.core.generation import Prompt, build_requests
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec, Progress, SamplingOptions
+from jupyter_detllm.engines.start import Modifiers, RunningEngine, start
 from jupyter_detllm.errors import DetLLMError
-from jupyter_detllm.verify.engine_start import Modifiers, RunningEngine, start
 
 SIZES: dict[str, Any] = {
     "max_model_len": 512,

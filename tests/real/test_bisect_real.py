@@ -18,10 +18,10 @@ from jupyter_detllm.core.notebook import read_notebook
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Call, Stamp, source_digest
 from jupyter_detllm.engines.base import SamplingOptions
-from jupyter_detllm.engines.vllm_offline import VLLMOfflineEngine
+from jupyter_detllm.engines.start import environment_fingerprint
+from jupyter_detllm.engines.vllm.engine import VLLMOfflineEngine
 from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell
 from jupyter_detllm.verify.bisect_report import Finding
-from jupyter_detllm.verify.engine_start import environment_fingerprint
 from tests.bisecting import SOURCE, book
 from tests.waiting import HANGS
 

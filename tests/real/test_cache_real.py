@@ -19,7 +19,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
-from jupyter_detllm.engines.vllm_remote import VLLMRemoteEngine
+from jupyter_detllm.engines.remote.engine import VLLMRemoteEngine
 from tests.waiting import HANGS
 
 pytestmark = pytest.mark.slow

@@ -17,9 +17,8 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.stamp_reader import read_stamp
-from jupyter_detllm.engines.vllm_offline import VLLMOfflineEngine
-from jupyter_detllm.invariance.plan import Form, plan_test
-from jupyter_detllm.invariance.selftest import room_of, run_test
+from jupyter_detllm.engines.selftest import Form, plan_test, room_of, run_test
+from jupyter_detllm.engines.vllm.engine import VLLMOfflineEngine
 from tests.builders import notebook, stamped_cell
 from tests.real.invariance_script import Uneven
 from tests.waiting import HANGS

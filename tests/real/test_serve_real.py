@@ -21,8 +21,8 @@ from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.engines.base import Engine, EngineSpec, SamplingOptions
-from jupyter_detllm.engines.vllm_remote import VLLMRemoteEngine
-from jupyter_detllm.verify.engine_start import environment_fingerprint
+from jupyter_detllm.engines.remote.engine import VLLMRemoteEngine
+from jupyter_detllm.engines.start import environment_fingerprint
 from tests import engine_contract
 from tests.builders import notebook, stamped_cell
 from tests.waiting import HANGS

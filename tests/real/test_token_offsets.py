@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from jupyter_detllm.engines._vllm_evidence import byte_offsets
-from jupyter_detllm.engines._vllm_tokens import Detokenizer
+from jupyter_detllm.engines.evidence import byte_offsets
+from jupyter_detllm.engines.vllm.engine import Detokenizer
 from jupyter_detllm.models import resolve_model
 
 pytestmark = pytest.mark.real

@@ -13,9 +13,9 @@ import pytest
 
 from jupyter_detllm.core.fields import FIELDS, Group
 from jupyter_detllm.core.generation import Generation, Message, Prompt, PromptKind
-from jupyter_detllm.engines._vllm_options import check_options, option_names
 from jupyter_detllm.engines.base import SamplingOptions
-from jupyter_detllm.engines.vllm_offline import VLLMOfflineEngine
+from jupyter_detllm.engines.vllm.engine import VLLMOfflineEngine
+from jupyter_detllm.engines.vllm.options import check_options, option_names
 from jupyter_detllm.errors import EngineError, RequestError, UsageError
 from tests.engine_contract import QUESTIONS, ask, run
 

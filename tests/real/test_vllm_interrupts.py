@@ -12,10 +12,10 @@ from functools import partial
 import pytest
 
 from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt, PromptKind
-from jupyter_detllm.engines import vllm_offline
-from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
 from jupyter_detllm.engines.base import SamplingOptions
-from jupyter_detllm.engines.vllm_offline import VLLMOfflineEngine
+from jupyter_detllm.engines.vllm import engine as vllm_offline
+from jupyter_detllm.engines.vllm.engine import VLLMOfflineEngine
+from jupyter_detllm.engines.vllm.steps import DeferredInterrupt
 from jupyter_detllm.errors import EngineError
 from tests.engine_contract import QUESTIONS, ask, run
 

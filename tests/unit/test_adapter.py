@@ -12,8 +12,8 @@ from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.stamp import content_digest
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
-from jupyter_detllm.engines._vllm_adapter import lora_request, split_adapter
 from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.engines.vllm.options import lora_request, split_adapter
 from jupyter_detllm.errors import ModelError, UsageError
 from jupyter_detllm.kernel.completion import candidates
 from jupyter_detllm.kernel.parsers import verb_parser

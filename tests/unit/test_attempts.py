@@ -19,7 +19,7 @@ from jupyter_detllm.core.stamp import Call, Stamp, content_digest
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
-from jupyter_detllm.engines.fake import FakeEngine
+from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.errors import StampError
 from jupyter_detllm.render.cell import stamp_html
 from jupyter_detllm.verify.replay import replay_paths

@@ -8,7 +8,7 @@ import pytest
 
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import Engine, EngineSpec, load_engine
-from jupyter_detllm.engines.fake import FakeEngine
+from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.errors import UsageError
 from tests import engine_contract
 

@@ -15,9 +15,8 @@ from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import Generation, Message, Prompt, PromptKind, build_requests
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
-from jupyter_detllm.engines.fake import FakeEngine
-from jupyter_detllm.engines.fake_options import ENGINE_DEFAULTS
-from jupyter_detllm.engines.fake_text import EOS, Tokenizer
+from jupyter_detllm.engines.fake.engine import FakeEngine
+from jupyter_detllm.engines.fake.model import ENGINE_DEFAULTS, EOS, Tokenizer
 from jupyter_detllm.errors import EngineError, EngineStartError, RequestError, UsageError
 
 Options = Mapping[str, FieldValue]

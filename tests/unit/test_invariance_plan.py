@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from jupyter_detllm.invariance.plan import (
+from jupyter_detllm.engines.selftest import (
     Composition,
     Form,
     Room,

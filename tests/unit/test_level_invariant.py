@@ -18,20 +18,19 @@ from jupyter_detllm.cli import main
 from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.fields import FIELDS, Role
 from jupyter_detllm.core.levels import Level, Reach
+from jupyter_detllm.engines import level_proof
 from jupyter_detllm.engines.base import Engine, EngineSpec, Invariant
-from jupyter_detllm.engines.fake import FakeEngine
-from jupyter_detllm.engines.fake_options import BREAKS
+from jupyter_detllm.engines.fake.engine import FakeEngine
+from jupyter_detllm.engines.fake.model import BREAKS
+from jupyter_detllm.engines.level_proof import key_of, recall, remember
+from jupyter_detllm.engines.selftest import Form, Room, Row, SelfTest, plan_test, room_of, run_test
+from jupyter_detllm.engines.start import Modifiers, environment_fingerprint, start
 from jupyter_detllm.errors import EngineError, InvarianceError, UsageError
-from jupyter_detllm.invariance import cache
 from jupyter_detllm.invariance.base import KernelRow
-from jupyter_detllm.invariance.cache import key_of, recall, remember
-from jupyter_detllm.invariance.plan import Form, Room, plan_test
-from jupyter_detllm.invariance.selftest import Row, SelfTest, room_of, run_test
 from jupyter_detllm.kernel.session import Session
 from jupyter_detllm.kernel.settings import Settings
 from jupyter_detllm.kernel.status import engine_text, setup_text, status_text
 from jupyter_detllm.models.cache import CACHE_VARIABLE
-from jupyter_detllm.verify.engine_start import Modifiers, environment_fingerprint, start
 
 ASKED = Settings(seed=7, level=Level.INVARIANT, level_asked=True)
 
@@ -87,7 +86,7 @@ def test_a_level_that_is_claimed_without_a_method_is_caught(
     def cause(self: object, requests: Any, index: int) -> str:
         return f"{index} of {len(requests)}" if len(requests) > 1 else ""
 
-    monkeypatch.setattr("jupyter_detllm.engines.fake_invariance.Breaking.cause", cause)
+    monkeypatch.setattr("jupyter_detllm.engines.fake.engine.Breaking.cause", cause)
     with pytest.raises(InvarianceError, match="together: short: other token at"):
         started()
 
@@ -220,7 +219,7 @@ def test_only_what_held_is_remembered_and_a_spoilt_file_is_none() -> None:
     held = SelfTest("x", Form.SHORT, (row,), kernels=kernels, reach=Reach(4, 5))
     remember(key, held)
     assert recall(key) == replace(held, cached=True)
-    path = cache._entry(key)
+    path = level_proof._cache_file(key)
     test: Any = held.to_json()
     for damage in (
         {"key": "other"},

@@ -21,16 +21,24 @@ from hypothesis import strategies as st
 from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines._vllm_metrics import (
+from jupyter_detllm.engines.base import (
+    RESOLUTION,
+    EngineSpec,
+    RunStats,
+    SamplingOptions,
+    StepClock,
+    Timings,
+    bucket_of,
+    seconds_of,
+)
+from jupyter_detllm.engines.fake.engine import FakeEngine
+from jupyter_detllm.engines.vllm.steps import (
     PREEMPTIONS,
+    Ticker,
     engine_metrics,
     kv_manager,
     with_own_timings,
 )
-from jupyter_detllm.engines._vllm_run import Ticker
-from jupyter_detllm.engines.base import EngineSpec, RunStats, SamplingOptions
-from jupyter_detllm.engines.fake import FakeEngine
-from jupyter_detllm.engines.timing import RESOLUTION, StepClock, Timings, bucket_of, seconds_of
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.caching import CacheUse

@@ -19,13 +19,17 @@ import pytest
 
 from jupyter_detllm.core.fingerprint import Fingerprint, diff_fingerprints
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines._vllm_invariance import InForce
-from jupyter_detllm.engines._vllm_ranks import Ranks, answer_again, in_step, keep_going, no_orphans
-from jupyter_detllm.engines._vllm_run import recover
-from jupyter_detllm.engines._vllm_start import _explained
-from jupyter_detllm.engines.base import EngineSpec
-from jupyter_detllm.engines.ranks import ranks_of
-from jupyter_detllm.engines.vllm_offline import VLLMOfflineEngine
+from jupyter_detllm.engines.base import EngineSpec, ranks_of
+from jupyter_detllm.engines.vllm.engine import VLLMOfflineEngine
+from jupyter_detllm.engines.vllm.start import InForce, _explained
+from jupyter_detllm.engines.vllm.steps import (
+    Ranks,
+    answer_again,
+    in_step,
+    keep_going,
+    no_orphans,
+    recover,
+)
 from jupyter_detllm.errors import EngineError, InvarianceError
 from jupyter_detllm.invariance.base import Host
 from jupyter_detllm.probes import links, ranks
@@ -172,8 +176,8 @@ def watched(
     told: list[tuple[str, list[str]]] | None = None,
 ) -> Ranks:
     """Return what watches them; the questions at the start have been answered."""
-    monkeypatch.setattr("jupyter_detllm.engines._vllm_ranks.ask_ranks", lambda *args: told or [])
-    monkeypatch.setattr("jupyter_detllm.engines._vllm_ranks.rank_fields", lambda *args: {})
+    monkeypatch.setattr("jupyter_detllm.engines.vllm.steps.ask_ranks", lambda *args: told or [])
+    monkeypatch.setattr("jupyter_detllm.engines.vllm.steps.rank_fields", lambda *args: {})
     block = shared_memory.SharedMemory(create=True, size=64)
     executor = Executor(processes)
     executor.rpc_broadcast_mq = SimpleNamespace(buffer=SimpleNamespace(shared_memory=block))
@@ -327,7 +331,7 @@ def test_on_cpu_two_ranks_refuse_the_level_with_one_reason(
 ) -> None:
     options = {"tensor_parallel_size": 2}
     host = Host(Platform.CPU, vllm="0.32.0", options=options)
-    monkeypatch.setattr("jupyter_detllm.engines._vllm_invariance.this_host", lambda given: host)
+    monkeypatch.setattr("jupyter_detllm.engines.vllm.start.this_host", lambda given: host)
     spec = EngineSpec("demo", Level.INVARIANT, options, sequential=False)
     with pytest.raises(InvarianceError) as refused:
         InForce(spec)

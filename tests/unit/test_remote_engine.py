@@ -10,8 +10,6 @@ import pytest
 
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines import _remote_options
-from jupyter_detllm.engines._remote_http import Patience
 from jupyter_detllm.engines.base import (
     Elsewhere,
     Engine,
@@ -20,7 +18,9 @@ from jupyter_detllm.engines.base import (
     SamplingOptions,
     load_engine,
 )
-from jupyter_detllm.engines.vllm_remote import VLLMRemoteEngine
+from jupyter_detllm.engines.remote import server as remote_options
+from jupyter_detllm.engines.remote.client import Patience
+from jupyter_detllm.engines.remote.engine import VLLMRemoteEngine
 from jupyter_detllm.errors import (
     ControlError,
     DetLLMError,
@@ -200,7 +200,7 @@ def test_silence_is_not_asked_twice(server: FakeServer, monkeypatch: pytest.Monk
     patient = remote(server)
     requests = engine_contract.ask(patient, ["one"])
     patient.shutdown()
-    monkeypatch.setattr(_remote_options, "_DEFAULT", Patience(silence=0.2))
+    monkeypatch.setattr(remote_options, "_DEFAULT_PATIENCE", Patience(silence=0.2))
     engine = remote(server)
     before = len(server.asked(PATH))
     server.faults[PATH] = [Fault(silent=0.4)]

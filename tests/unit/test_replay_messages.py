@@ -12,8 +12,8 @@ from jupyter_detllm.core.generation import Prompt, PromptKind
 from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import EngineSpec, TokenScore
+from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.errors import EngineError, ModelError
-from jupyter_detllm.verify.engine_start import Modifiers
 from jupyter_detllm.verify.job import Circumstances, Job, JobBatch, Scores, Task
 from jupyter_detllm.verify.messages import JsonListener, hear, job_json, read_job
 from tests.builders import MODEL

@@ -9,11 +9,11 @@ import pytest
 from jupyter_detllm.core.fields import FIELDS
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.engines.base import EngineSpec
-from jupyter_detllm.engines.fake import FakeEngine
-from jupyter_detllm.engines.fake_options import ENGINE_DEFAULTS
+from jupyter_detllm.engines.fake.engine import FakeEngine
+from jupyter_detllm.engines.fake.model import ENGINE_DEFAULTS
+from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.verify.engine_settings import ROWS, Settings, settings_of
-from jupyter_detllm.verify.engine_start import Modifiers
 
 VLLM_CPU: Mapping[str, FieldValue] = {
     "engine.async_scheduling": False,

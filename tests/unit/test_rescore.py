@@ -16,9 +16,9 @@ import pytest
 from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt
 from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.core.stamp import Call
-from jupyter_detllm.engines._vllm_score import scores_of
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions, TokenScore
-from jupyter_detllm.engines.fake import FakeEngine
+from jupyter_detllm.engines.fake.engine import FakeEngine
+from jupyter_detllm.engines.vllm.engine import scores_of
 from jupyter_detllm.errors import EngineError, UsageError
 from jupyter_detllm.render.rescore import render_json, render_text
 from jupyter_detllm.verify.permissions import Permissions

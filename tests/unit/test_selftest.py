@@ -16,18 +16,28 @@ from jupyter_detllm.cli import main
 from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.generation import GenerationRequest
 from jupyter_detllm.core.levels import Level, Reach
+from jupyter_detllm.engines import level_proof
 from jupyter_detllm.engines.base import EngineSpec, GenerationResult, KernelChecked
-from jupyter_detllm.engines.fake import FakeEngine
+from jupyter_detllm.engines.fake.engine import FakeEngine
+from jupyter_detllm.engines.level_proof import key_of
+from jupyter_detllm.engines.selftest import (
+    Form,
+    Room,
+    Row,
+    SelfTest,
+    check_kernels,
+    plan_preemption,
+    plan_test,
+    room_of,
+    run_test,
+)
+from jupyter_detllm.engines.start import Modifiers, environment_fingerprint, start
 from jupyter_detllm.errors import InvarianceError, UsageError
-from jupyter_detllm.invariance import METHODS, cache
+from jupyter_detllm.invariance import METHODS
 from jupyter_detllm.invariance.base import KernelCheck, KernelRow
-from jupyter_detllm.invariance.cache import key_of
-from jupyter_detllm.invariance.plan import Form, Room, plan_preemption, plan_test
-from jupyter_detllm.invariance.selftest import Row, SelfTest, check_kernels, room_of, run_test
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.render.selftest import table_text
 from jupyter_detllm.verify import probing
-from jupyter_detllm.verify.engine_start import Modifiers, environment_fingerprint, start
 from jupyter_detllm.verify.probing import probe_engine
 
 
@@ -310,7 +320,7 @@ def test_a_pass_of_an_older_plan_is_not_remembered(monkeypatch: pytest.MonkeyPat
     made = engine()
     args = (environment_fingerprint(None, made), made.model(), "fake", Form.SHORT)
     key = key_of(*args)
-    monkeypatch.setattr(cache, "PLAN_VERSION", 1)
+    monkeypatch.setattr(level_proof, "PLAN_VERSION", 1)
     assert key_of(*args) != key
 
 

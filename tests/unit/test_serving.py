@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines._remote_facts import read_record
-from jupyter_detllm.engines._vllm_options import ModelSize
+from jupyter_detllm.engines.remote.server import read_record
+from jupyter_detllm.engines.vllm.options import ModelSize
 from jupyter_detllm.errors import ControlError, DetLLMError, UsageError
 from jupyter_detllm.models import ResolvedModel
 from jupyter_detllm.probes.platform import Platform

@@ -13,8 +13,8 @@ import jupyter_detllm as det
 from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.verdict import Verdict
+from jupyter_detllm.engines.selftest import Form
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.invariance.plan import Form
 from jupyter_detllm.kernel import session as sessions
 from jupyter_detllm.kernel.probing import run_probe
 from jupyter_detllm.kernel.session import Session

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_detllm.core.evidence import TokenEvidence
-from jupyter_detllm.engines._vllm_evidence import (
+from jupyter_detllm.engines.evidence import (
     byte_alphabet,
     byte_offsets,
     evidence_of,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_detllm.engines import _vllm_fork as fork
+from jupyter_detllm.engines.vllm import start as fork
 
 
 def driver(code: int) -> Callable[[str], Any]:

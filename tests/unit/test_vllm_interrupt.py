@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
+from jupyter_detllm.engines.vllm.steps import DeferredInterrupt
 
 
 def test_an_interrupt_waits_for_the_check() -> None:

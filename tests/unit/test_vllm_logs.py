@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_detllm.engines import _vllm_logs
-from jupyter_detllm.engines._vllm_handlers import rebind_logger
-from jupyter_detllm.engines._vllm_logs import OutputCapture, StageHandler, cause_line, open_log
+from jupyter_detllm.engines.vllm import output
+from jupyter_detllm.engines.vllm.output import (
+    OutputCapture,
+    StageHandler,
+    cause_line,
+    open_log,
+    rebind_logger,
+)
 from jupyter_detllm.errors import EngineStartError
 from tests.waiting import HANGS
 
@@ -49,13 +54,13 @@ def test_no_secret_reaches_the_log(log) -> None:
 
 
 def test_old_logs_go(tmp_path: Path) -> None:
-    for i in range(_vllm_logs.KEPT_LOGS + 5):
+    for i in range(output.KEPT_LOGS + 5):
         (tmp_path / f"vllm-2000{i:04}.log").touch()
     (tmp_path / "notes.txt").touch()
     path, stream = open_log(tmp_path / "vllm-2001.log")
     with stream:
         kept = sorted(file.name for file in tmp_path.glob("vllm-*.log"))
-    assert len(kept) == _vllm_logs.KEPT_LOGS
+    assert len(kept) == output.KEPT_LOGS
     assert path.name in kept
     assert (tmp_path / "notes.txt").exists()
 

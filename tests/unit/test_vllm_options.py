@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines._vllm_options import (
+from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.engines.vllm.options import (
     ModelSize,
     check_options,
     engine_arguments,
@@ -11,7 +12,6 @@ from jupyter_detllm.engines._vllm_options import (
     kv_bytes_per_token,
     read_config,
 )
-from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.errors import UsageError
 
 NAMES = {

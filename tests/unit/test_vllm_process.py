@@ -8,10 +8,16 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_detllm.core.fields import FIELDS, Group
-from jupyter_detllm.engines._vllm_handlers import stream_handlers
-from jupyter_detllm.engines._vllm_interrupt import DeferredInterrupt
-from jupyter_detllm.engines._vllm_process import TorchState, process_kept, variables_to_restore
-from jupyter_detllm.engines._vllm_run import Job, Ticker, around_each_step, one_each, recover
+from jupyter_detllm.engines.requests import Job
+from jupyter_detllm.engines.vllm.output import stream_handlers
+from jupyter_detllm.engines.vllm.start import TorchState, process_kept, variables_to_restore
+from jupyter_detllm.engines.vllm.steps import (
+    DeferredInterrupt,
+    Ticker,
+    around_each_step,
+    one_each,
+    recover,
+)
 from jupyter_detllm.errors import EngineError
 from jupyter_detllm.probes.engine import ENGINE_READERS, FIELD_NAMES, engine_fields
 

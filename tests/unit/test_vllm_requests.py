@@ -13,11 +13,16 @@ from jupyter_detllm.core.generation import (
     Sampling,
     build_requests,
 )
-from jupyter_detllm.engines import _vllm_sampling
-from jupyter_detllm.engines._vllm_generate import check_requests, jobs_of
-from jupyter_detllm.engines._vllm_prompts import prompt_tokens
-from jupyter_detllm.engines._vllm_sampling import eos_ids, fit_length, resolve_sampling
+from jupyter_detllm.engines import requests as vllm_sampling
 from jupyter_detllm.engines.base import SamplingOptions
+from jupyter_detllm.engines.requests import (
+    check_requests,
+    eos_ids,
+    fit_length,
+    jobs_of,
+    resolve_sampling,
+)
+from jupyter_detllm.engines.vllm.engine import prompt_tokens
 from jupyter_detllm.errors import RequestError
 
 
@@ -29,7 +34,7 @@ def _no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
         if not math.isfinite(sampling.temperature) or sampling.temperature < 0:
             raise ValueError(f"temperature must be non-negative, got {sampling.temperature}.\nMore")
 
-    monkeypatch.setattr(_vllm_sampling, "to_vllm", judge)
+    monkeypatch.setattr(vllm_sampling, "to_vllm", judge)
 
 
 def resolve(model=None, **options) -> Sampling:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_detllm.engines._vllm_runner import forget_requests
+from jupyter_detllm.engines.vllm.steps import forget_requests
 
 
 def of_vllm(cls: type) -> type:

@@ -16,9 +16,9 @@ from jupyter_detllm.controls.guard import apply
 from jupyter_detllm.controls.ledger import MARKER
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines import _vllm_start
-from jupyter_detllm.engines._vllm_invariance import InForce
 from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.engines.vllm import start
+from jupyter_detllm.engines.vllm.start import InForce
 from jupyter_detllm.errors import InvarianceError, installing
 from jupyter_detllm.invariance import candidates, one_at_a_time, reasons_against
 from jupyter_detllm.invariance.base import Host
@@ -82,7 +82,7 @@ class Engine:
 
 
 def in_force(monkeypatch: pytest.MonkeyPatch, host: Host = EPYC, **more: Any) -> InForce:
-    monkeypatch.setattr("jupyter_detllm.engines._vllm_invariance.this_host", lambda given: host)
+    monkeypatch.setattr("jupyter_detllm.engines.vllm.start.this_host", lambda given: host)
     return InForce(EngineSpec("m", Level.INVARIANT, **more))
 
 
@@ -196,13 +196,13 @@ def test_a_torchvision_of_another_torch_is_named_with_the_command_that_fixes_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        _vllm_start, "misfit_here", lambda: "torchvision is built for cuda, torch for cpu"
+        start, "misfit_here", lambda: "torchvision is built for cuda, torch for cpu"
     )
-    cause, fix = _vllm_start._explained(NMS, tmp_path)
+    cause, fix = start._explained(NMS, tmp_path)
     assert cause == f"torchvision is built for cuda, torch for cpu ({NMS})"
     assert fix == ("pip uninstall -y torchvision torchaudio torchcodec, then restart the kernel")
-    monkeypatch.setattr(_vllm_start, "misfit_here", lambda: "")
-    assert _vllm_start._explained(NMS, tmp_path)[0].startswith("torchvision cannot be imported")
+    monkeypatch.setattr(start, "misfit_here", lambda: "")
+    assert start._explained(NMS, tmp_path)[0].startswith("torchvision cannot be imported")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_what_does_not_fit(
 
 def test_no_message_names_a_package_that_no_index_holds() -> None:
     assert installing("cpu").startswith('pip install ".[cpu]" in a clone')
-    root = Path(_vllm_start.__file__).parents[1]
+    root = Path(start.__file__).parents[1]
     texts = {path: path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
     wrong = re.compile(r"jupyter-detllm\[|pip install (-U )?jupyter-detllm")
     assert not [path.name for path, text in texts.items() if wrong.search(text)]

@@ -17,9 +17,8 @@ import pytest
 from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.fields import Group
 from jupyter_detllm.core.levels import Level
+from jupyter_detllm.engines.selftest import Form, Row, SelfTest
 from jupyter_detllm.invariance.base import KernelRow
-from jupyter_detllm.invariance.plan import Form
-from jupyter_detllm.invariance.selftest import Row, SelfTest
 from jupyter_detllm.kernel.ledger import Emitted
 from jupyter_detllm.kernel.live import RECORDED
 from jupyter_detllm.kernel.session import Session

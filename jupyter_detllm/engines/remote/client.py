@@ -1,31 +1,231 @@
-"""HTTP with one server: patience where it helps, and one clear line where it does not."""
+"""HTTP with one server: its address, what its answers say, and when to ask again.
+
+An address is checked before anything is sent there. Requests are repeated where it helps;
+elsewhere a failure is one clear line.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import email.utils
+import ipaddress
+import json
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
-from jupyter_detllm.engines._remote_address import API_KEY_VARIABLE, Address
-from jupyter_detllm.engines._remote_answers import (
-    CutOffError,
-    StatusError,
-    events_of,
-    json_of,
-    reason,
-    refusal,
-)
 from jupyter_detllm.errors import (
     DetLLMError,
     EngineError,
     EngineStartError,
     RequestError,
+    UsageError,
     installing,
 )
 
-__all__ = ["Connection", "Patience"]
+__all__ = [
+    "API_KEY_VARIABLE",
+    "Address",
+    "Connection",
+    "CutOffError",
+    "Patience",
+    "StatusError",
+    "printable",
+]
+
+API_KEY_VARIABLE = "VLLM_API_KEY"
+"""The one place an API key is taken from: the variable that `vllm serve` itself reads."""
+
+_EXAMPLE_ADDRESS = "http://127.0.0.1:8000"
+_SCHEMES = ("http", "https")
+
+
+def is_address(text: str) -> bool:
+    """Tell whether a model's name is the address of a server."""
+    return text.strip().lower().startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server answers.
+
+    Attributes
+    ----------
+    base
+        Scheme, host, port and path, without a slash or ``/v1`` at the end.
+    loopback
+        Whether it is this machine's own.
+    encrypted
+        Whether certificates have to be loaded, which takes a tenth of a second: not for
+        plain HTTP on this machine, where neither a proxy nor a redirect is followed.
+    """
+
+    base: str
+    loopback: bool = False
+    encrypted: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read an address.
+
+        Raises
+        ------
+        UsageError
+            For one that is malformed, or that holds a name, a password or a query: what
+            stands in an address ends up in outputs and logs.
+        """
+        try:
+            parts = urlsplit(text.strip())
+            port = parts.port
+        except ValueError:
+            raise _malformed() from None
+        if parts.scheme.lower() not in _SCHEMES or not parts.hostname:
+            raise _malformed()
+        if parts.username is not None or parts.password is not None:
+            raise UsageError(
+                "the address of a server holds a user name or a password",
+                expected=f"an API key in the variable {API_KEY_VARIABLE}, and {_EXAMPLE_ADDRESS}",
+            )
+        if parts.query or parts.fragment:
+            raise UsageError(
+                "the address of a server has a query or a fragment", expected=_EXAMPLE_ADDRESS
+            )
+        loopback = _is_loopback(parts.hostname)
+        encrypted = not (loopback and parts.scheme.lower() == "http")
+        return cls(_base(parts, port), loopback, encrypted)
+
+    def __str__(self) -> str:
+        """Return the address for people."""
+        return self.base
+
+
+def _malformed() -> UsageError:
+    return UsageError(
+        "that is not the address of a server", expected=f"one like {_EXAMPLE_ADDRESS}"
+    )
+
+
+def _base(parts: SplitResult, port: int | None) -> str:
+    host = parts.hostname or ""
+    name = f"[{host}]" if ":" in host else host
+    place = name if port is None else f"{name}:{port}"
+    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return f"{parts.scheme.lower()}://{place}{path}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+_LONGEST_LINE = 300
+_LARGEST_ERROR = 1 << 16
+
+
+class StatusError(Exception):
+    """An answer that is an error: its status, the server's own line, and when to come back."""
+
+    def __init__(self, status: int, message: str, retry_after: float | None = None) -> None:
+        super().__init__(status, message)
+        self.status = status
+        self.message = message
+        self.retry_after = retry_after
+
+
+class CutOffError(Exception):
+    """A stream that ended before it was complete."""
+
+
+def json_of(answer: Any, path: str) -> Any:
+    """Return the JSON of an answer; raise `StatusError` where it is none."""
+    try:
+        return answer.json()
+    except ValueError:
+        raise StatusError(501, f"what it sends at {path} is not JSON") from None
+
+
+def refusal(answer: Any) -> StatusError:
+    """Return an answer whose body was read as the error that it is."""
+    return StatusError(
+        answer.status_code,
+        _message(answer.text[:_LARGEST_ERROR]),
+        _seconds(answer.headers.get("retry-after")),
+    )
+
+
+def _message(text: str) -> str:
+    """Return the one line a server's error says: vLLM's, OpenAI's or FastAPI's."""
+    with contextlib.suppress(ValueError):
+        text = _message_of(json.loads(text))
+    line = printable(" ".join(text.split())).rstrip(".")
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
+
+
+def printable(text: str) -> str:
+    """Return a server's text without what a terminal would obey."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _message_of(data: Any) -> str:
+    """Return the message out of an error object."""
+    while isinstance(data, Mapping):
+        data = next((data[k] for k in ("error", "message", "detail") if k in data), "")
+    return data if isinstance(data, str) else json.dumps(data)
+
+
+def _seconds(header: str | None) -> float | None:
+    """Return what a ``Retry-After`` asks for: seconds, or a date."""
+    if not header:
+        return None
+    with contextlib.suppress(ValueError):
+        return float(header)
+    with contextlib.suppress(ValueError, TypeError):
+        return email.utils.parsedate_to_datetime(header).timestamp() - time.time()
+    return None
+
+
+async def events_of(answer: Any) -> AsyncIterator[Any]:
+    """Yield the JSON of each event up to ``[DONE]``.
+
+    Raises
+    ------
+    StatusError
+        For an event that is an error.
+    CutOffError
+        When the end is missing.
+    """
+    async for line in answer.aiter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        try:
+            event = json.loads(data)
+        except ValueError:
+            raise CutOffError from None
+        if isinstance(event, Mapping) and event.get("error"):
+            raise StatusError(_code(event["error"]), _message(data))
+        yield event
+    raise CutOffError
+
+
+def _code(error: Any) -> int:
+    code = error.get("code") if isinstance(error, Mapping) else None
+    return code if type(code) is int and 400 <= code < 600 else 500
+
+
+def reason(error: Exception) -> str:
+    """Return an error of the HTTP client on one line."""
+    text = " ".join(str(error).split())[:_LONGEST_LINE]
+    return f"{text} ({type(error).__name__})" if text else type(error).__name__
+
 
 Result = TypeVar("Result")
 

@@ -1,8 +1,13 @@
-"""An engine without a model: deterministic texts, and every way in which one can go wrong."""
+"""An engine without a model: deterministic texts, and every way in which one can go wrong.
+
+`Breaking` is its method of batch invariance and how that fails; `Meter` measures its own
+times, and a KV cache that it only counts.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,22 +30,159 @@ from jupyter_detllm.engines.base import (
     GenerationResult,
     Progress,
     ProgressCallback,
+    RunStats,
     SamplingOptions,
     ShutdownReport,
+    StepClock,
     TokenScore,
     reach_field,
 )
-from jupyter_detllm.engines.fake_invariance import Breaking, check_kernels
-from jupyter_detllm.engines.fake_metrics import Meter
-from jupyter_detllm.engines.fake_options import ENGINE_DEFAULTS, FakeOptions
-from jupyter_detllm.engines.fake_sequence import Drift, FakeSequence, resolve_sampling
-from jupyter_detllm.engines.fake_text import Tokenizer
+from jupyter_detllm.engines.fake.model import (
+    ENGINE_DEFAULTS,
+    KERNELS,
+    Drift,
+    FakeOptions,
+    FakeSequence,
+    Tokenizer,
+    resolve_sampling,
+)
 from jupyter_detllm.errors import EngineError, EngineStartError, RequestError
 
 if TYPE_CHECKING:
     from jupyter_detllm.invariance.base import KernelCheck
 
-__all__ = ["FakeEngine"]
+__all__ = ["Breaking", "FakeEngine", "Meter"]
+
+_ROWS = 16
+
+
+class Breaking:
+    """Which method is in force, and what makes a completion drift under it.
+
+    Parameters
+    ----------
+    way
+        One of `fake_options.BREAKS`, "" for none.
+    level
+        Only `invariant` has methods.
+    sequential
+        Whether one at a time follows when the first method fails.
+    """
+
+    def __init__(self, way: str, level: Level, sequential: bool) -> None:
+        invariant = level is Level.INVARIANT
+        self._methods = ["fake", *(["sequential"] if sequential else [])] if invariant else []
+        self._way = way if invariant else ""
+        self._seen: Counter[Digest] = Counter()
+
+    @property
+    def method(self) -> str:
+        """Name of the method in force; "off" where none is."""
+        return self._methods[0] if self._methods else "off"
+
+    @property
+    def only_bits(self) -> bool:
+        """Whether no token changes, only logprobs."""
+        return self._way == "bit"
+
+    def fall_back(self) -> str:
+        """Take the next method; return its name, "" when there is none left."""
+        if len(self._methods) < 2:
+            return ""
+        self._methods.pop(0)
+        return self.method
+
+    def ran(self, requests: Sequence[GenerationRequest]) -> None:
+        """Take note of a call."""
+        self._seen.update(request.prompt_tokens for request in requests)
+
+    def cause(self, requests: Sequence[GenerationRequest], index: int) -> str:
+        """Return what makes request `index` of a call drift; "" for nothing."""
+        if self._way == "repeat":
+            count = self._seen[requests[index].prompt_tokens]
+            return f"run {count}" if count else ""
+        if self.method == "sequential":
+            return ""
+        completions = sum(len(request.seeds) for request in requests)
+        if self._way in ("batch", "bit") and completions > 1:
+            return f"one of {completions}"
+        if self._way == "order" and index:
+            return f"place {index}"
+        if self._way == "completions" and len(requests[index].seeds) > 1:
+            return "several completions"
+        return ""
+
+
+def check_kernels(options: FakeOptions, method: str, asked: Reach) -> KernelCheck | None:
+    """Return what the fake engine's kernels show: what its options say."""
+    # Whoever asks has the methods loaded; an engine at another level needs none of them.
+    from jupyter_detllm.invariance.base import KernelCheck, KernelRow
+
+    if method != "fake" or not options.kernel_check:
+        return None
+    rows = tuple(
+        KernelRow(name, _ROWS, 1, f"row 2 of {_ROWS}: other bits")
+        if name == options.broken_kernel
+        else KernelRow(name, _ROWS, _ROWS)
+        for name in KERNELS
+    )
+    reach = Reach(
+        min(options.kernel_tokens or asked.tokens, asked.tokens),
+        min(options.kernel_sequences or asked.sequences, asked.sequences),
+    )
+    return KernelCheck(rows, reach)
+
+
+BLOCKS = 4096
+"""Blocks of the KV cache there would be."""
+
+
+class Meter:
+    """Measures one call.
+
+    Parameters
+    ----------
+    requests
+        What is asked.
+    block_size
+        Tokens per block of the KV cache.
+    seen
+        Prompts that the prefix cache would hold; None where it is off.
+    """
+
+    def __init__(
+        self, requests: Sequence[GenerationRequest], block_size: int, seen: set[Digest] | None
+    ) -> None:
+        self._clock = StepClock()
+        self._block = max(block_size, 1)
+        self._peak = 0
+        self._prompt_tokens = sum(r.prompt_length * len(r.seeds) for r in requests)
+        self._cached = 0
+        for request in requests:
+            if seen is not None:
+                known = request.prompt_tokens in seen
+                self._cached += known * (request.prompt_length // self._block * self._block)
+                seen.add(request.prompt_tokens)
+
+    def step(self, lengths: Sequence[int], first: bool, finished: int) -> None:
+        """Note a step after which the completions that ran have these lengths, prompt included."""
+        blocks = sum(-(-length // self._block) for length in lengths)
+        self._peak = max(self._peak, blocks)
+        count = len(lengths)
+        going_on = 0 if first else count
+        self._clock.step(going_on=going_on, first=count if first else 0, finished=finished)
+
+    def stats(self, seconds: float, tokens: int) -> RunStats:
+        """Return what was measured."""
+        return RunStats(
+            seconds,
+            tokens,
+            cached_tokens=self._cached,
+            prompt_tokens=self._prompt_tokens,
+            kv_peak=min(self._peak / BLOCKS, 1.0),
+            timings=self._clock.timings(),
+        )
+
 
 _NOT_IN_STATE = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
 

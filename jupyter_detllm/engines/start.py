@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
-from jupyter_detllm.engines.base import Elsewhere, Engine, EngineSpec, Lowerable, load_engine
-from jupyter_detllm.engines.ranks import ranks_of
+from jupyter_detllm.engines.base import (
+    Elsewhere,
+    Engine,
+    EngineSpec,
+    Lowerable,
+    load_engine,
+    ranks_of,
+)
 from jupyter_detllm.errors import ControlError, InvarianceError
 
 if TYPE_CHECKING:
@@ -161,7 +167,7 @@ def start_engine(
 def _prove(
     engine: Engine, controls: ControlReport | None, progress: Callable[[str], None] | None
 ) -> None:
-    from jupyter_detllm.verify.level_proof import prove
+    from jupyter_detllm.engines.level_proof import prove
 
     try:
         try:

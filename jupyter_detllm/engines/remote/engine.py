@@ -1,38 +1,231 @@
-"""A `vllm serve` somewhere else: spoken to over HTTP, believed only in what it can show."""
+"""A `vllm serve` somewhere else: spoken to over HTTP, believed only in what it can show.
+
+The completions of a call are sent side by side, in a thread of their own (`Background`),
+so that the thread that waits for them can be interrupted.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import GenerationRequest, Prompt, PromptKind, ResolvedPrompt
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
-from jupyter_detllm.engines._remote_address import Address
-from jupyter_detllm.engines._remote_connect import connect, tokenize
-from jupyter_detllm.engines._remote_facts import OFF, UNPROVEN, ServerFacts
-from jupyter_detllm.engines._remote_generate import Transcript
-from jupyter_detllm.engines._remote_http import Connection
-from jupyter_detllm.engines._remote_loop import Background
-from jupyter_detllm.engines._remote_options import RemoteOptions, check_sampling
-from jupyter_detllm.engines._remote_pieces import Pieces
-from jupyter_detllm.engines._remote_run import Run, shown, stats_of
-from jupyter_detllm.engines._vllm_generate import check_requests
-from jupyter_detllm.engines._vllm_sampling import fit_length, resolve_sampling
 from jupyter_detllm.engines.base import (
     Capabilities,
     EngineSpec,
+    Gaps,
     GenerationResult,
+    Progress,
     ProgressCallback,
     RunStats,
     SamplingOptions,
     ShutdownReport,
+    Timings,
+    bucket_of,
     reach_field,
+)
+from jupyter_detllm.engines.remote.client import Address, Connection
+from jupyter_detllm.engines.remote.generate import (
+    COMPLETIONS,
+    Pieces,
+    Transcript,
+    body_of,
+    read_stream,
+)
+from jupyter_detllm.engines.remote.server import (
+    OFF,
+    UNPROVEN,
+    RemoteOptions,
+    ServerFacts,
+    check_sampling,
+    connect,
+    tokenize,
+)
+from jupyter_detllm.engines.requests import (
+    Job,
+    check_requests,
+    fit_length,
+    jobs_of,
+    resolve_sampling,
 )
 from jupyter_detllm.errors import ControlError, EngineError, InvarianceError, RequestError
 
-__all__ = ["VLLMRemoteEngine"]
+__all__ = ["Background", "RemoteRun", "Tally", "VLLMRemoteEngine"]
+
+Result = TypeVar("Result")
+
+TICK_SECONDS = 0.1
+_END_SECONDS = 5.0
+
+
+class Background:
+    """An event loop in a daemon thread: a notebook's own loop is never entered."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="detllm-remote", daemon=True
+        )
+        self._thread.start()
+
+    def run(
+        self,
+        work: Coroutine[Any, Any, Result],
+        tick: Callable[[], None] | None = None,
+    ) -> Result:
+        """Return what `work` returns; call `tick` in this thread meanwhile.
+
+        After any exception here, an interrupt included, the work has been cancelled and
+        has ended.
+        """
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            while True:
+                done, _ = concurrent.futures.wait([future], timeout=TICK_SECONDS)
+                if done:
+                    return future.result()
+                if tick is not None:
+                    tick()
+        except BaseException:
+            self._end(future)
+            raise
+
+    def _end(self, future: concurrent.futures.Future[Result]) -> None:
+        """Cancel, and wait until connections are closed: the server then aborts."""
+        if future.cancel():
+            # Cancelled here at once; the task itself ends in its loop, after its clean-up.
+            barrier = asyncio.run_coroutine_threadsafe(_other_tasks(), self._loop)
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                barrier.result(_END_SECONDS)
+
+    def close(self) -> None:
+        """Stop the loop; a second call does nothing."""
+        if self._loop.is_closed():
+            return
+        # What is closing, is closed in the next turns of the loop.
+        self.run(_other_tasks())
+        self.run(asyncio.sleep(0))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_END_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _other_tasks() -> None:
+    """Wait for every other task of the loop."""
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    if rest:
+        await asyncio.wait(rest, timeout=_END_SECONDS)
+
+
+@dataclass(slots=True)
+class Tally:
+    """How far a call has come: completions and prompts to do, tokens and completions done."""
+
+    jobs: int
+    prompts: int
+    tokens: int = 0
+    done: int = 0
+
+    def add(self, tokens: int) -> None:
+        """Count tokens; a negative number takes back what is asked for again."""
+        self.tokens += tokens
+
+
+class RemoteRun:
+    """The completions of one call, sent side by side."""
+
+    def __init__(
+        self,
+        server: Connection,
+        facts: ServerFacts,
+        pieces: Pieces,
+        most: int,
+        requests: Sequence[GenerationRequest],
+    ) -> None:
+        self.jobs = jobs_of(requests)
+        self.tally = Tally(len(self.jobs), len(requests))
+        self._server, self._facts, self._requests = server, facts, requests
+        self._most, self._pieces = most, pieces
+
+    async def all(self) -> list[Transcript]:
+        """Return what came of each job; the first failure cancels the others."""
+        gate = asyncio.Semaphore(self._most)
+        tasks = [asyncio.create_task(self._one(job, gate)) for job in self.jobs]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _one(self, job: Job, gate: asyncio.Semaphore) -> Transcript:
+        sampling = self._requests[job.prompt_index].sampling
+        body = body_of(job, sampling, self._facts.served)
+        async with gate:
+            found = await self._server.stream(
+                COMPLETIONS,
+                body,
+                lambda events: read_stream(events, sampling.max_tokens, self.tally.add),
+            )
+        ended = found.finish_reason == "stop"
+        found.offsets = await self._pieces.offsets(found.token_ids, found.text, ended=ended)
+        self.tally.done += 1
+        return found
+
+
+def progress_shown(
+    tally: Tally, progress: ProgressCallback | None, start: float
+) -> Callable[[], None] | None:
+    """Return what tells `progress` how far it is; a repeated request never takes back."""
+    if progress is None:
+        return None
+    most = 0
+
+    def show() -> None:
+        nonlocal most
+        most = max(most, tally.tokens)
+        done = tally.done * tally.prompts // tally.jobs
+        progress(Progress(done, tally.prompts, most, time.perf_counter() - start))
+
+    return show
+
+
+def stats_of(jobs: Sequence[Job], transcripts: Sequence[Transcript], start: float) -> RunStats:
+    """Return the statistics of one call, as seen from here: the network is in all times."""
+    return RunStats(
+        seconds=time.perf_counter() - start,
+        tokens=sum(len(found.token_ids) for found in transcripts),
+        cached_tokens=sum(found.cached_tokens for found in transcripts),
+        prompt_tokens=sum(len(job.token_ids) for job in jobs),
+        timings=Timings(
+            tuple(found.arrivals[-1][0] - found.started for found in transcripts),
+            tuple(found.arrivals[0][0] - found.started for found in transcripts),
+            _gaps(transcripts),
+            "the network",
+        ),
+    )
+
+
+def _gaps(transcripts: Sequence[Transcript]) -> Gaps:
+    """Return the times between tokens; those of one event came together."""
+    found: Counter[int] = Counter()
+    for transcript in transcripts:
+        for (before, _), (now, tokens) in pairwise(transcript.arrivals):
+            found[bucket_of((now - before) / tokens)] += tokens
+    return tuple(sorted(found.items()))
+
 
 _NO_LIMIT = 1 << 31
 _LONGER = "the server started with --max-model-len N"
@@ -152,8 +345,8 @@ class VLLMRemoteEngine:
         if not requests:
             return GenerationResult((), RunStats())
         start = time.perf_counter()
-        run = Run(self._server, self._facts, self._pieces, self.concurrency, requests)
-        tick = shown(run.tally, progress, start)
+        run = RemoteRun(self._server, self._facts, self._pieces, self.concurrency, requests)
+        tick = progress_shown(run.tally, progress, start)
         transcripts = self._loop.run(run.all(), tick)
         if tick is not None:
             tick()

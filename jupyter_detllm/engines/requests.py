@@ -1,17 +1,77 @@
-"""What a user asked for, with every default filled in, and as vLLM takes it."""
+"""What every engine does with requests: sampling resolved, completions listed, checked.
+
+Parameters have every default filled in, and are as vLLM takes them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jupyter_detllm.core.evidence import EVIDENCE_K
-from jupyter_detllm.core.generation import Sampling
+from jupyter_detllm.core.generation import GenerationRequest, Sampling
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import RequestError
 
-__all__ = ["MIN_TEMPERATURE", "eos_ids", "fit_length", "resolve_sampling", "to_vllm"]
+__all__ = [
+    "MIN_TEMPERATURE",
+    "Job",
+    "check_requests",
+    "eos_ids",
+    "fit_length",
+    "jobs_of",
+    "resolve_sampling",
+    "to_vllm",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One completion to run: which it is, its prompt's tokens, and its seed."""
+
+    prompt_index: int
+    completion_index: int
+    token_ids: tuple[int, ...]
+    seed: int
+
+
+def jobs_of(requests: Sequence[GenerationRequest]) -> list[Job]:
+    """Return the completions to run, ordered by (prompt, completion)."""
+    return [
+        Job(i, j, request.token_ids, seed)
+        for i, request in enumerate(requests)
+        for j, seed in enumerate(request.seeds)
+    ]
+
+
+def check_requests(requests: Sequence[GenerationRequest], max_model_len: int) -> None:
+    """Refuse requests that cannot be run, before any is.
+
+    Raises
+    ------
+    RequestError
+        For one without token ids, one that does not fit, or more completions than beams.
+    """
+    for request in requests:
+        sampling = request.sampling
+        if not request.token_ids:
+            raise RequestError(
+                "a request holds no prompt tokens", expected="a request that was resolved here"
+            )
+        if len(request.token_ids) + sampling.max_tokens > max_model_len:
+            raise RequestError(
+                f"{len(request.token_ids)} prompt tokens and {sampling.max_tokens} new ones "
+                f"do not fit into {max_model_len}",
+                fix="%detllm use MODEL --max-model-len N",
+            )
+        if sampling.beam_width and len(request.seeds) > sampling.beam_width:
+            raise RequestError(
+                f"beam search with {sampling.beam_width} beams has no {len(request.seeds)} results",
+                fix=f"-n {sampling.beam_width}",
+            )
+
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises temperatures between 0 and this to it; so does the resolved value."""

@@ -1,0 +1,228 @@
+"""The level `invariant` proven on a live engine, method after method, or refused.
+
+A pass is remembered for a fingerprint, a model and a method, so that the next start needs a
+spot check only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from jupyter_detllm.core.canonical import Digest, digest_of
+from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.levels import Reach
+from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.engines.base import Elsewhere, Engine, Invariant
+from jupyter_detllm.engines.selftest import (
+    PLAN_VERSION,
+    Form,
+    Room,
+    Row,
+    SelfTest,
+    plan_test,
+    room_of,
+    run_test,
+)
+from jupyter_detllm.errors import InvarianceError
+from jupyter_detllm.invariance.base import KernelRow
+from jupyter_detllm.models.cache import cache_root
+from jupyter_detllm.probes.platform import Platform, compute_platform
+
+__all__ = [
+    "fast_prefill",
+    "forget",
+    "key_of",
+    "prove",
+    "recall",
+    "remember",
+    "room_in",
+    "short_test",
+]
+
+Report = Callable[[str], None]
+
+
+def prove(
+    engine: Engine,
+    fingerprint: Callable[[], Fingerprint],
+    *,
+    progress: Report | None = None,
+) -> SelfTest:
+    """Find the first method whose self-test holds, and say so on the engine.
+
+    A pass that is remembered for this very fingerprint and model is not repeated in
+    full, but something of it is: a method that is not in force after all must show.
+
+    Parameters
+    ----------
+    engine
+        Started for the level `invariant`.
+    fingerprint
+        Returns the fingerprint as it is; the method in force is part of it.
+
+    Raises
+    ------
+    InvarianceError
+        When no method holds, or the engine has none.
+    """
+    if not isinstance(engine, Invariant):
+        raise InvarianceError(f"the {engine.name} engine has no method of batch invariance")
+    failed: list[str] = []
+    while True:
+        found = short_test(engine, fingerprint(), engine.model(), progress)
+        if found.held:
+            engine.self_test = found
+            return found
+        failed.append(f"{found.method}: {found.first}")
+        if not engine.fall_back():
+            raise InvarianceError(
+                f"the level invariant does not hold on this engine ({'; '.join(failed)})",
+                fix="--level repeatable",
+            )
+
+
+def fast_prefill(engine: Engine) -> bool:
+    """Tell whether long prefills cost little where `engine` computes: not on CPU.
+
+    A server that does not tell where that is gets the longer test.
+    """
+    if isinstance(engine, Elsewhere):
+        told = engine.environment()
+        return "hardware.gpu" in told or "hardware.cpu_isa" not in told
+    return compute_platform() is not Platform.CPU
+
+
+def room_in(engine: Engine) -> Room:
+    """Return what there is room for in a test of `engine`.
+
+    A server gets no more requests at a time than its connection allows: that many share a
+    step at most.
+    """
+    room = room_of(engine.fields(), fast_prefill=fast_prefill(engine))
+    most = getattr(engine, "concurrency", None)
+    return replace(room, sequences=min(room.sequences, most)) if isinstance(most, int) else room
+
+
+def short_test(
+    engine: Invariant,
+    fingerprint: Fingerprint,
+    model: ModelIdentity,
+    progress: Report | None,
+) -> SelfTest:
+    """Return what the short self-test shows of the method in force."""
+    method = engine.method
+    room = room_in(engine)
+    key = key_of(fingerprint, model, method, Form.SHORT)
+    # The long form first: it reaches as far or farther.
+    known = recall(key_of(fingerprint, model, method, Form.LONG)) or recall(key)
+    if known is not None:
+        spot = _stopped_early(engine, Form.SPOT, room, progress)
+        if spot.held:
+            return known
+        forget(key)
+        forget(key_of(fingerprint, model, method, Form.LONG))
+        return spot
+    found = _stopped_early(engine, Form.SHORT, room, progress)
+    remember(key, found)
+    return found
+
+
+def _stopped_early(engine: Invariant, form: Form, room: Room, progress: Report | None) -> SelfTest:
+    return run_test(
+        engine,
+        plan_test(form, room),
+        method=engine.method,
+        room=room,
+        progress=progress,
+        stop_early=True,
+    )
+
+
+SCHEMA = "detllm.selftest/1"
+_MOST_CACHE_BYTES = 1 << 20
+
+
+def key_of(fingerprint: Fingerprint, model: ModelIdentity, method: str, form: Form) -> Digest:
+    """Return the digest under which a self-test is remembered.
+
+    It covers every numerics field, the model's digests, the method and the plan.
+    """
+    digests = {name: str(value) for name, value in model.digests().items()}
+    return digest_of([SCHEMA, PLAN_VERSION, form.value, method, str(fingerprint.digest), digests])
+
+
+def _cache_file(key: Digest) -> Path:
+    return cache_root() / "self-tests" / f"{key.hex}.json"
+
+
+def recall(key: Digest) -> SelfTest | None:
+    """Return the remembered self-test that held, None when there is none to be read."""
+    try:
+        with _cache_file(key).open("rb") as file:
+            value = json.loads(file.read(_MOST_CACHE_BYTES))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(value, Mapping) or value.get("key") != str(key):
+        return None
+    found = _read_test(value.get("test"))
+    return found if found is not None and found.held else None
+
+
+def _read_test(value: object) -> SelfTest | None:
+    try:
+        rows = tuple(_read_row(item) for item in value["rows"])  # type: ignore[index]
+        kernels = tuple(_kernel(item) for item in value["kernels"])  # type: ignore[index]
+        method, form = str(value["method"]), Form(value["form"])  # type: ignore[index]
+        evidence = value["evidence"] is True  # type: ignore[index]
+        reach = Reach(*_numbers(value["reach"], "tokens", "sequences"))  # type: ignore[index]
+        return SelfTest(method, form, rows, evidence, True, kernels, reach)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _numbers(item: Mapping[str, object], *names: str) -> tuple[int, ...]:
+    numbers = [item[name] for name in names]
+    if not all(type(number) is int for number in numbers):
+        raise ValueError("a count is no number")
+    return tuple(int(str(number)) for number in numbers)
+
+
+def _kernel(item: Mapping[str, object]) -> KernelRow:
+    compared, bitwise = _numbers(item, "compared", "bitwise")
+    return KernelRow(str(item["name"]), compared, bitwise, str(item["first"]))
+
+
+def _read_row(item: Mapping[str, object]) -> Row:
+    completions, tokens_equal, bitwise = _numbers(item, "completions", "tokens_equal", "bitwise")
+    reached = item["reached"] is True
+    return Row(
+        str(item["composition"]), completions, tokens_equal, bitwise, str(item["first"]), reached
+    )
+
+
+def remember(key: Digest, test: SelfTest) -> None:
+    """Keep a self-test that held; a cache that cannot be written costs time only."""
+    if not test.held:
+        return
+    entry = _cache_file(key)
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=entry.parent, prefix=".", suffix=".tmp")
+        with os.fdopen(handle, "w") as file:
+            json.dump({"schema": SCHEMA, "key": str(key), "test": test.to_json()}, file)
+        os.replace(name, entry)
+    except OSError:
+        return
+
+
+def forget(key: Digest) -> None:
+    """Drop a remembered self-test."""
+    try:
+        _cache_file(key).unlink(missing_ok=True)
+    except OSError:
+        return

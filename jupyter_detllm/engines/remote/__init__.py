@@ -1,0 +1,1 @@
+"""A `vllm serve` in another process, spoken to over HTTP."""

@@ -1,0 +1,1 @@
+"""vLLM inside this process."""

@@ -1,0 +1,626 @@
+"""Starting a `vllm.LLM`: its workers, arguments and method, and a process left as it was.
+
+A forked process cannot use a GPU that its parent has begun to use. vLLM asks torch whether
+this one has; but there are ways that torch does not know of: a call of the driver by
+another library, and the last step of vLLM's own clean-up. The driver itself is asked.
+
+What vLLM changes in the user's process is put back as far as it can do without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+from jupyter_detllm.controls.guard import take_back
+from jupyter_detllm.controls.streams import preserved_streams
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.engines._vllm_mamba import complete_mamba
+from jupyter_detllm.engines.base import EngineSpec, ShutdownReport
+from jupyter_detllm.engines.vllm.options import (
+    check_options,
+    engine_arguments,
+    model_config,
+    option_names,
+    read_config,
+    vllm_size,
+)
+from jupyter_detllm.engines.vllm.output import (
+    OutputCapture,
+    StageHandler,
+    cause_line,
+    rebind_logger,
+)
+from jupyter_detllm.engines.vllm.steps import DeferredInterrupt, Ranks, no_orphans
+from jupyter_detllm.errors import DetLLMError, EngineStartError, InvarianceError, installing
+from jupyter_detllm.invariance import candidates, first_choice, reasons_against
+from jupyter_detllm.invariance.base import Candidate, KernelCheck, Method, prepared
+from jupyter_detllm.invariance.host import this_host
+from jupyter_detllm.models import ResolvedModel
+from jupyter_detllm.probes.vision import REMOVE_VISION, misfit_here
+
+__all__ = [
+    "InForce",
+    "Started",
+    "TorchState",
+    "forget_distributed",
+    "process_kept",
+    "resident_mib",
+    "return_memory",
+    "shutdown_report",
+    "start_llm",
+    "variables_to_restore",
+]
+
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+_CUDA_DRIVER = "libcuda.so.1"
+
+
+def driver_in_use() -> bool:
+    """Return whether this process has initialised CUDA's driver; asking does not."""
+    with contextlib.suppress(OSError, AttributeError):
+        count = ctypes.c_int()
+        # Any call but cuInit fails before it.
+        return int(ctypes.CDLL(_CUDA_DRIVER).cuDeviceGetCount(ctypes.byref(count))) == 0
+    return False
+
+
+def choose_start_method() -> None:
+    """Let vLLM spawn its workers where forked ones could not use the GPU."""
+    if driver_in_use():
+        os.environ[START_METHOD] = "spawn"
+
+
+def forget_distributed() -> None:
+    """Destroy what an engine leaves for the whole process, and collect what it held.
+
+    vLLM's own way of destroying its groups initialises the driver in a process whose
+    workers alone used it, and leaves the next engine's workers without. And it keeps one
+    pool of memory for the CUDA graphs of every engine, which torch refuses to fill again
+    when the graphs of the first are gone.
+    """
+    state: Any = sys.modules.get("vllm.distributed.parallel_state")
+    if state is not None:
+        # It asserts what a start that failed half-way need not have reached.
+        with contextlib.suppress(AssertionError, AttributeError, RuntimeError, ValueError):
+            if _is_cpu() or driver_in_use():
+                state.cleanup_dist_env_and_memory()
+            else:
+                getattr(sys.modules.get("vllm.envs"), "disable_envs_cache", _nothing)()
+                state.destroy_model_parallel()
+                state.destroy_distributed_environment()
+    platform: Any = type(getattr(sys.modules.get("vllm.platforms"), "current_platform", None))
+    if getattr(platform, "_global_graph_pool", None) is not None:
+        platform._global_graph_pool = None  # the next engine takes a new one
+    gc.unfreeze()
+    gc.collect()
+
+
+def _is_cpu() -> bool:
+    platforms: Any = sys.modules.get("vllm.platforms")
+    return platforms is not None and bool(platforms.current_platform.is_cpu())
+
+
+def _nothing() -> None:
+    """Stand in for what this vLLM does not have."""
+
+
+# Libraries read these when they are first used, which may be in a later generation;
+# they change nothing in a child process that does not compute with them.
+_NEEDED_VARIABLES = ("CUBLAS", "CUDNN", "NCCL_", "TORCHINDUCTOR_", "TRITON_", "PYTORCH_", "TORCH_")
+
+
+def variables_to_restore(
+    before: Mapping[str, str], after: Mapping[str, str]
+) -> dict[str, str | None]:
+    """Return the variables to set back after the start; None removes one.
+
+    vLLM's own variables are among them: a running engine has read them, and one that
+    stays (LD_PRELOAD first) would reach every ``!command`` of the user.
+    """
+    names = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    return {
+        name: before.get(name) for name in sorted(names) if not name.startswith(_NEEDED_VARIABLES)
+    }
+
+
+@contextlib.contextmanager
+def process_kept() -> Iterator[None]:
+    """Undo, at the end, what an engine start leaves in the process.
+
+    Environment, warning filters, the exception hook, torch's threads and precision,
+    and `torch.set_num_threads`, which vLLM's CPU worker replaces by a function that
+    does nothing.
+    """
+    import torch
+
+    before, users = dict(os.environ), TorchState.current()
+    hook, set_num_threads = sys.excepthook, torch.set_num_threads
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        for name, value in variables_to_restore(before, os.environ).items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        sys.excepthook, torch.set_num_threads = hook, set_num_threads
+        users.set()
+
+
+@dataclass(frozen=True, slots=True)
+class TorchState:
+    """Process-wide torch settings that the engine computes with.
+
+    The user's later changes are his, and a generation must not depend on them.
+
+    Attributes
+    ----------
+    threads
+        Intra-op threads.
+    precision
+        Precision of float32 matrix products.
+    """
+
+    threads: int
+    precision: str
+
+    @classmethod
+    def current(cls) -> TorchState:
+        """Return what is set now."""
+        import torch
+
+        return cls(torch.get_num_threads(), torch.get_float32_matmul_precision())
+
+    def set(self) -> None:
+        """Set what differs."""
+        import torch
+
+        now = TorchState.current()
+        if now.threads != self.threads:
+            torch.set_num_threads(self.threads)
+        if now.precision != self.precision:
+            torch.set_float32_matmul_precision(self.precision)
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Compute with these settings, then with the user's again."""
+        users = TorchState.current()
+        self.set()
+        try:
+            yield
+        finally:
+            users.set()
+
+
+def resident_mib() -> int | None:
+    """Return the main memory this process occupies, in MiB; None where it is not told."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def return_memory() -> None:
+    """Ask the C library to give freed memory back to the system."""
+    with contextlib.suppress(OSError, AttributeError):
+        trim: Any = ctypes.CDLL(None).malloc_trim
+        trim(0)
+
+
+def shutdown_report(before: int | None, after: int | None, failure: str) -> ShutdownReport:
+    """Say what a shutdown freed (resident MiB before and after) and what it could not."""
+    freed = "the model's weights, the KV cache and vLLM's process groups"
+    if before is not None and after is not None and before > after:
+        freed += f" ({before - after} MiB of this process's main memory)"
+    kept = ["vLLM and torch stay imported, and what they allocated for themselves"]
+    if after is not None:
+        kept[0] += f" (this process holds {after} MiB)"
+    kept.append("what vLLM changed in torch for itself, until the kernel restarts")
+    if failure:
+        kept.insert(0, f"what vLLM could not stop ({failure})")
+    return ShutdownReport((freed,), tuple(kept))
+
+
+_READ_EACH_STEP = frozenset({"VLLM_CPU_ATTN_SPLIT_KV"})
+"""Variables of methods that vLLM reads in every step: taking them back takes effect."""
+
+
+class InForce:
+    """Which method is in force; none at other levels than `invariant`.
+
+    Parameters
+    ----------
+    spec
+        Level and options decide which methods are tried, in which order.
+
+    Attributes
+    ----------
+    level
+        The level that the engine computes at: the spec's, or its fallback.
+    reason
+        Why the methods before the one in force were passed over, as a clause.
+
+    Raises
+    ------
+    InvarianceError
+        When the level is `invariant` and no method is for this engine.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.level = spec.level
+        self.reason = ""
+        self._spec = spec
+        self._left: list[Method] = []
+        self._plain = True
+        self._environ: Mapping[str, str] = {}
+        self._stack = contextlib.ExitStack()
+        if spec.level is not Level.INVARIANT:
+            return
+        host = this_host(spec.options)
+        offered = candidates(host)
+        self._environ = first_choice(host).environ()  # what the controls have set
+        self._left = [
+            item.method
+            for item in offered
+            if item.usable and (spec.sequential or not item.method.sequential)
+        ]
+        if not self._left:
+            raise InvarianceError(
+                f"no method of batch invariance is for this engine ({reasons_against(offered)})",
+                fix="--level invariant (one sequence at a time), or --level repeatable",
+            )
+        if self.sequential:
+            self.reason = reasons_against(offered, nearest=True)
+
+    @property
+    def name(self) -> str:
+        """Name of the method; "off" where none is."""
+        return self._left[0].name if self._left else "off"
+
+    @property
+    def sequential(self) -> bool:
+        """Whether completions run one by one."""
+        return bool(self._left) and self._left[0].sequential
+
+    @property
+    def shortfall(self) -> str:
+        """Why the level is lower than was asked for, or held one by one; "" where neither is."""
+        return self.reason if self.sequential or self.level is not self._spec.level else ""
+
+    def arguments(
+        self, arguments: Mapping[str, object], chosen: Mapping[str, object]
+    ) -> dict[str, object]:
+        """Return `arguments` with the engine options that the method needs.
+
+        `chosen` are the options that the user named.
+        """
+        needed = self._left[0].arguments(chosen) if self._left else {}
+        out = {**arguments, **needed}
+        self._plain = out == dict(arguments)
+        return out
+
+    def look_at(self, config: Callable[[], Any]) -> None:
+        """Refuse a model that no method is for, before its weights are loaded.
+
+        Where one sequence at a time will do, nothing is refused.
+
+        Parameters
+        ----------
+        config
+            Returns the `vllm.config.ModelConfig`.
+
+        Raises
+        ------
+        InvarianceError
+            When no method is left.
+        """
+        if not self._left or self._spec.sequential:
+            return
+        model = config()
+        # The others could not be put in force any more: this engine is started for the first.
+        possible = [self._left[0], *(method for method in self._left[1:] if method.live)]
+        seen = [Candidate(method, method.uncovered(model)) for method in possible]
+        if not any(item.usable for item in seen):
+            raise InvarianceError(reasons_against(seen), fix="--level repeatable")
+
+    @contextlib.contextmanager
+    def around_start(self) -> Iterator[None]:
+        """Patch what comes before the start; taken back if that fails, else at `close`.
+
+        A method that finds its hooks missing is passed over.
+
+        Raises
+        ------
+        InvarianceError
+            When no method is left.
+        """
+        failed: list[Candidate] = []
+        while self._left:
+            try:
+                self._stack.enter_context(prepared(self._left[0]))
+                break
+            except InvarianceError as error:
+                method = self._left.pop(0)
+                failed.append(Candidate(method, _why(method, error)))
+        self._note(failed)
+        if failed and not self._left:
+            raise InvarianceError(self.reason, fix="--level repeatable")
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def install(self, llm: Any) -> None:
+        """Put the method in force, or the next that can be, or go on at the fallback.
+
+        Raises
+        ------
+        InvarianceError
+            When none can, and the engine cannot go on without.
+        """
+        failed: list[Candidate] = []
+        while self._left:
+            method = self._left[0]
+            try:
+                method.install(llm)
+                break
+            except InvarianceError as error:
+                failed.append(Candidate(method, _why(method, error)))
+                self._left = [other for other in self._left[1:] if other.live]
+        self._note(failed)
+        level = self._spec.fallback
+        if not failed or self._left or (level and self.lower(llm, level, self.reason)):
+            return
+        raise InvarianceError(self.reason, fix="--level repeatable")
+
+    def _note(self, failed: Sequence[Candidate]) -> None:
+        if failed:
+            self.reason = "; ".join(filter(None, (self.reason, reasons_against(failed))))
+
+    def check_kernels(
+        self, llm: Any, *, tokens: int, sequences: int, step_tokens: int, seconds: float
+    ) -> KernelCheck | None:
+        """Return what the kernels show under the method in force; None without one."""
+        if not self._left:
+            return None
+        return self._left[0].check_kernels(
+            llm, tokens=tokens, sequences=sequences, step_tokens=step_tokens, seconds=seconds
+        )
+
+    def fall_back(self, llm: Any) -> str:
+        """Take the method back and the next one; return its name, "" when none is left."""
+        following = [method for method in self._left[1:] if method.live]
+        if not following:
+            return ""
+        self._note([Candidate(self._left[0], "its self-test did not hold")])
+        self._left[0].uninstall(llm)
+        self._left = following
+        self.install(llm)
+        return self.name
+
+    def lower(self, llm: Any, level: Level, why: str) -> bool:
+        """Go on at `level` with no method in force; False where that takes another engine.
+
+        It does where a method's engine options or variables are not those of `level`, and
+        cannot be taken back while the engine runs.
+        """
+        from vllm import envs
+
+        frozen = getattr(envs, "disable_envs_cache", None), getattr(envs, "enable_envs_cache", None)
+        here = getattr(llm.llm_engine.engine_core, "engine_core", None) is not None
+        back = self._plain and here and set(self._environ) <= _READ_EACH_STEP
+        if not back or not all(map(callable, frozen)) or any(not m.live for m in self._left):
+            return False
+        for method in self._left[:1]:
+            method.uninstall(llm)
+        self._left = []
+        take_back(self._environ)
+        envs.disable_envs_cache()
+        envs.enable_envs_cache()
+        llm.reset_prefix_cache()  # what a self-test left: an engine of that level has none
+        self.level, self.reason = level, why
+        return True
+
+    def close(self) -> None:
+        """Take back what was patched before the start."""
+        self._stack.close()
+
+
+def _why(method: Method, error: InvarianceError) -> str:
+    """Return what a method says against itself, without its name, which is added later."""
+    text = error.what
+    for prefix in (f"{method.name} is not in force: ", f"{method.name}: ", f"{method.name} "):
+        text = text.removeprefix(prefix)
+    return text
+
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A running engine and what it computes with.
+
+    Attributes
+    ----------
+    llm
+        The `vllm.LLM`.
+    torch_state
+        torch's process-wide settings at start.
+    compile_cache
+        ``warm`` or ``cold``; None where nothing is compiled.
+    invariance
+        The method of batch invariance in force.
+    ranks
+        The worker processes, where it has several.
+    """
+
+    llm: Any
+    torch_state: TorchState
+    compile_cache: str | None
+    invariance: InForce
+    ranks: Ranks
+
+
+def start_llm(
+    spec: EngineSpec, model: ResolvedModel, log: TextIO, log_path: Path, report: Report
+) -> Started:
+    """Start vLLM for `spec`; everything it writes goes to `log`.
+
+    Raises
+    ------
+    UsageError
+        For engine options that vLLM does not have.
+    InvarianceError
+        When the level is `invariant` and no method is for this engine.
+    EngineStartError
+        When it does not start: the last cause, and where the log is.
+    """
+    capture = OutputCapture(log)
+
+    def shown(text: str) -> None:
+        with capture.paused():
+            report(text)
+
+    with DeferredInterrupt(patience=0.0) as interrupt, capture, preserved_streams():
+        try:
+            with interrupt.impatient():
+                return _start(spec, model, log, shown)
+        except DetLLMError:
+            forget_distributed()
+            raise
+        except Exception as error:
+            line = cause_line(error, log_path)
+        except BaseException:
+            forget_distributed()
+            raise
+        # Past the handler the error is gone, and with it the frames that hold a model.
+        forget_distributed()
+    cause, fix = _explained(line, log_path)
+    raise EngineStartError(f"vLLM did not start: {cause}", fix=fix)
+
+
+_WAYS_OUT = {
+    "Not enough allowed NUMA nodes": "each rank's processors before Python starts, as in "
+    "VLLM_CPU_OMP_THREADS_BIND='0|1'",
+    "must be divisible by tensor parallel size": "a tensor_parallel_size that divides the heads",
+}
+
+
+def _explained(line: str, log_path: Path) -> tuple[str, str]:
+    """Return the cause and what fixes it, where that is known; else where to read more."""
+    if "torchvision" in line:
+        why = misfit_here() or "torchvision cannot be imported beside this torch"
+        return f"{why} ({line})", f"{REMOVE_VISION}, then restart the kernel"
+    found = (way for words, way in _WAYS_OUT.items() if words in line)
+    return line, next(found, f"read its log, {log_path}")
+
+
+def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) -> Started:
+    invariance = InForce(spec)
+    report("importing vLLM")
+    llm_class, names, cpu = _import_vllm()
+    rebind_logger(log)
+    report(f"starting the engine with {model.display}")
+    with invariance.around_start(), process_kept(), _stages(report), _no_download_bars():
+        arguments = engine_arguments(
+            spec,
+            names,
+            model=model.path_or_id,
+            revision=model.revision,
+            cpu=cpu,
+            config=_config(model),
+            ask=vllm_size,
+        )
+        arguments = invariance.arguments(arguments, check_options(spec.options, names))
+        invariance.look_at(partial(model_config, arguments))
+        choose_start_method()
+        with no_orphans():
+            llm = llm_class(**arguments)
+            rebind_logger(log)
+            if cpu and getattr(llm.llm_engine.engine_core, "engine_core", None) is not None:
+                llm.apply_model(complete_mamba)
+            invariance.install(llm)
+            ranks = Ranks(llm)
+        return Started(llm, TorchState.current(), _compile_cache(llm), invariance, ranks)
+
+
+def _import_vllm() -> tuple[Any, dict[str, type], bool]:
+    try:
+        with process_kept():
+            from vllm import LLM
+            from vllm.platforms import current_platform
+    except ImportError as error:
+        if error.name not in {"vllm", "torch"}:
+            raise
+        raise EngineStartError(f"{error.name} is not installed", fix=installing("cpu")) from None
+    return LLM, option_names(), bool(current_platform.is_cpu())
+
+
+def _config(model: ResolvedModel) -> dict[str, Any]:
+    if model.local:
+        return read_config(model.path_or_id)
+    from jupyter_detllm.models.hub import cached_snapshot
+
+    snapshot = cached_snapshot(model.path_or_id, model.revision)
+    return read_config(snapshot) if snapshot is not None else {}
+
+
+@contextlib.contextmanager
+def _stages(report: Report) -> Iterator[None]:
+    handler = StageHandler(report)
+    logger = logging.getLogger("vllm")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def _no_download_bars() -> Iterator[None]:
+    """Keep the hub's bars, which are widgets in a notebook, out of the cell."""
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+def _compile_cache(llm: Any) -> str | None:
+    """Tell whether the compiled code was found or made, by the time it took."""
+    config = llm.llm_engine.vllm_config.compilation_config
+    if not int(getattr(config, "mode", 0) or 0):
+        return None
+    folder = getattr(config, "local_cache_dir", None) or getattr(config, "cache_dir", None)
+    if not folder:
+        return None
+    seconds = float(getattr(config, "compilation_time", 0.0) or 0.0)
+    return "cold" if seconds > COLD_SECONDS else "warm"
+
+
+COLD_SECONDS = 10.0
+"""Loading a compiled model takes a few seconds, compiling one tens of them."""
