@@ -151,7 +151,7 @@ def _tries(
 def _mismatches(
     session: Session, expectation: Expectation, generations: Sequence[Generation]
 ) -> dict[int, str]:
-    from jupyter_detllm.expect.matching import mismatches
+    from jupyter_detllm.expect.expectation import mismatches
 
     try:
         return mismatches(expectation, [g.text for g in generations])

@@ -18,9 +18,8 @@ from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import ExpectationError, GenerationInterrupted, UsageError
-from jupyter_detllm.expect import matching
-from jupyter_detllm.expect.expectation import MAX_PATTERN, expectation_of, from_line
-from jupyter_detllm.expect.matching import mismatches
+from jupyter_detllm.expect import expectation
+from jupyter_detllm.expect.expectation import MAX_PATTERN, expectation_of, from_line, mismatches
 from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.cells import Ending, RunningCells
 from jupyter_detllm.kernel.expecting import Expect, Unmet, generate_expected
@@ -74,7 +73,7 @@ def test_a_pattern_without_end_is_an_error_and_no_verdict() -> None:
 
 
 def test_texts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching, "MAX_CHARACTERS", 10)
+    monkeypatch.setattr(expectation, "MAX_CHARACTERS", 10)
     with pytest.raises(ExpectationError, match="11 characters"):
         mismatches(expectation_of("a"), ["aaaaaa", "aaaaa"])
 
@@ -185,7 +184,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, judge: Judge) -> list[Sequence[str]]
         seen.append(tuple(texts))
         return judge(len(seen), texts)
 
-    monkeypatch.setattr(matching, "mismatches", check)
+    monkeypatch.setattr(expectation, "mismatches", check)
     return seen
 
 
