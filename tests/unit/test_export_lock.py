@@ -13,10 +13,16 @@ import pytest
 from packaging.pylock import Pylock
 
 from jupyter_detllm.errors import DetLLMError, UsageError
-from jupyter_detllm.export.index import Resolution, resolve
-from jupyter_detllm.export.locking import lock
-from jupyter_detllm.export.pins import Pin
-from jupyter_detllm.export.pylock import LOCK_NAME, LockedFile, pylock_text, validate_lock
+from jupyter_detllm.export.environment import Pin
+from jupyter_detllm.export.locking import (
+    LOCK_NAME,
+    LockedFile,
+    Resolution,
+    lock,
+    pylock_text,
+    resolve,
+    validate_lock,
+)
 from tests.exporting import PACKAGES, environment
 
 SHA = "ab" * 32
