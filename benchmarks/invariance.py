@@ -36,8 +36,7 @@ from jupyter_detllm.core.evidence import EVIDENCE_K
 from jupyter_detllm.engines.selftest import Form, plan_test, room_of, run_test
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance import candidates
-from jupyter_detllm.invariance.base import Method
-from jupyter_detllm.invariance.host import this_host
+from jupyter_detllm.invariance.base import Method, this_host
 from jupyter_detllm.kernel.session import current_session
 
 RESULT = ROOT / "benchmarks" / "results" / "invariance-cpu.json"

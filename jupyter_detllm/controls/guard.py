@@ -142,7 +142,7 @@ def take_back(names: Iterable[str]) -> None:
 def _method_environ(platform: Platform) -> frozenset[str]:
     """Return the names that the method an engine here is started for asks for."""
     from jupyter_detllm.invariance import first_choice
-    from jupyter_detllm.invariance.host import this_host
+    from jupyter_detllm.invariance.base import this_host
 
     return frozenset(first_choice(this_host(platform=platform)).environ())
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jupyter_detllm.errors import InvarianceError
-from jupyter_detllm.invariance.base import Candidate, Host, Method
+from jupyter_detllm.invariance.base import Candidate, Host, Method, OneAtATime
 from jupyter_detllm.invariance.cpu import FixedTiles
 from jupyter_detllm.invariance.hopper import HopperOneKernel, VLLMFlag
-from jupyter_detllm.invariance.sequential import OneAtATime
 
 __all__ = [
     "METHODS",

@@ -17,7 +17,6 @@ from jupyter_detllm.errors import InvarianceError
 __all__ = [
     "ATTENTION_MODULE",
     "METHOD",
-    "VARIABLE",
     "Patch",
     "check_hooks",
     "in_rows",
@@ -29,8 +28,6 @@ __all__ = [
 ]
 
 METHOD = "hopper-one-kernel"
-VARIABLE = "DETLLM_INVARIANCE"
-"""Names the method for an engine's worker processes."""
 
 ATTENTION_MODULE = "vllm.v1.attention.backends.flash_attn"
 _HEAD_SIZE = {"flash_attn_varlen_func": "q", "get_scheduler_metadata": "headdim"}

@@ -15,20 +15,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from jupyter_detllm.invariance._hopper_patch import METHOD, VARIABLE, Patch
+from jupyter_detllm.invariance._hopper_patch import METHOD, Patch
+from jupyter_detllm.invariance.base import METHOD_VARIABLE, STATE_VARIABLE, WORKER_FILE
 
-__all__ = ["STATE_VARIABLE", "VARIABLE", "WORKER_FILE", "register"]
+__all__ = ["METHOD_VARIABLE", "register"]
 
-STATE_VARIABLE = "DETLLM_SERVER_STATE"
-"""Names the folder in which the first worker of a served engine says what is in force."""
-
-WORKER_FILE = "worker.json"
 _WORKER = "vllm.v1.worker.gpu_worker"
 
 
 def register() -> None:
     """Put the method that is asked for in force in this process, and only that."""
-    method = os.environ.get(VARIABLE, "")
+    method = os.environ.get(METHOD_VARIABLE, "")
     if method == METHOD:
         Patch().apply()
     if os.environ.get(STATE_VARIABLE):

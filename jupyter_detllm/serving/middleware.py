@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_detllm.engines.remote.server import RECORD_PATH, RECORD_SCHEMA
-from jupyter_detllm.invariance._plugin import STATE_VARIABLE, WORKER_FILE
+from jupyter_detllm.invariance.base import STATE_VARIABLE, WORKER_FILE
 
 __all__ = ["SERVER_FILE", "Record", "record"]
 

@@ -21,9 +21,7 @@ from jupyter_detllm.engines.vllm.options import (
 )
 from jupyter_detllm.errors import ControlError, EngineStartError, UsageError, installing
 from jupyter_detllm.invariance import candidates, first_choice, one_at_a_time, reasons_against
-from jupyter_detllm.invariance._plugin import STATE_VARIABLE, VARIABLE
-from jupyter_detllm.invariance.base import Method
-from jupyter_detllm.invariance.host import this_host
+from jupyter_detllm.invariance.base import METHOD_VARIABLE, STATE_VARIABLE, Method, this_host
 from jupyter_detllm.models import ResolvedModel
 from jupyter_detllm.probes.distributions import dist_version
 from jupyter_detllm.probes.platform import Platform, compute_platform
@@ -260,9 +258,9 @@ def _environment(
     variables.setdefault(hash_seed.name, str(hash_seed.value))
     set_here = {n: v for n, v in variables.items() if before.get(n) != v}
     variables[STATE_VARIABLE] = str(state)
-    variables.pop(VARIABLE, None)
+    variables.pop(METHOD_VARIABLE, None)
     if method is not None:
-        variables[VARIABLE] = method.name
+        variables[METHOD_VARIABLE] = method.name
     if before.get(_PLUGINS) is not None and _PLUGIN not in before[_PLUGINS].split(","):
         variables[_PLUGINS] = f"{before[_PLUGINS]},{_PLUGIN}".lstrip(",")
         set_here[_PLUGINS] = variables[_PLUGINS]

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.errors import EngineStartError, UsageError
-from jupyter_detllm.invariance._plugin import WORKER_FILE
+from jupyter_detllm.invariance.base import WORKER_FILE
 from jupyter_detllm.serving.middleware import SERVER_FILE
 from jupyter_detllm.serving.plan import Place, ServePlan
 from jupyter_detllm.verify.kernels import ended_how, last_lines

@@ -14,7 +14,7 @@ from jupyter_detllm.errors import InvarianceError, UsageError
 from jupyter_detllm.invariance import _hopper_patch as patching
 from jupyter_detllm.invariance import candidates, first_choice
 from jupyter_detllm.invariance._plugin import register
-from jupyter_detllm.invariance.base import Host
+from jupyter_detllm.invariance.base import METHOD_VARIABLE, Host
 from jupyter_detllm.invariance.hopper import CAPTURE_SIZES, HopperOneKernel, VLLMFlag
 from jupyter_detllm.probes.platform import Platform
 
@@ -223,13 +223,13 @@ def test_workers_are_patched_where_the_variable_says_so(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = module.flash_attn_varlen_func
-    monkeypatch.delenv(patching.VARIABLE, raising=False)
+    monkeypatch.delenv(METHOD_VARIABLE, raising=False)
     register()
     assert module.flash_attn_varlen_func is original
-    monkeypatch.setenv(patching.VARIABLE, HopperOneKernel.name)
+    monkeypatch.setenv(METHOD_VARIABLE, HopperOneKernel.name)
     register()
     assert module.flash_attn_varlen_func is not original
-    assert HopperOneKernel.worker_environ == {patching.VARIABLE: HopperOneKernel.name}
+    assert HopperOneKernel.worker_environ == {METHOD_VARIABLE: HopperOneKernel.name}
 
 
 def engine(**changes: Any) -> Any:

@@ -13,6 +13,7 @@ import pytest
 from jupyter_detllm import probes
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance import _plugin
+from jupyter_detllm.invariance.base import METHOD_VARIABLE, STATE_VARIABLE, WORKER_FILE
 from jupyter_detllm.invariance.cpu import FixedTiles
 
 
@@ -50,8 +51,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
     module = types.ModuleType("vllm.v1.worker.gpu_worker")
     module.Worker = Worker  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delenv(_plugin.VARIABLE, raising=False)
-    monkeypatch.delenv(_plugin.STATE_VARIABLE, raising=False)
+    monkeypatch.delenv(METHOD_VARIABLE, raising=False)
+    monkeypatch.delenv(STATE_VARIABLE, raising=False)
     return Worker
 
 
@@ -74,18 +75,18 @@ def test_the_first_rank_writes_what_is_in_force(
     monkeypatch.setattr(probes, "collect_environment", with_torch)
     installed: list[Any] = []
     monkeypatch.setattr(FixedTiles, "install", lambda self, llm: installed.append(llm))
-    monkeypatch.setenv(_plugin.STATE_VARIABLE, str(tmp_path))
-    monkeypatch.setenv(_plugin.VARIABLE, FixedTiles.name)
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(METHOD_VARIABLE, FixedTiles.name)
     _plugin.register()
     _plugin.register()
     second, first = worker(1), worker(0)
     assert second.load_model(load_dummy_weights=False) == "loaded"
-    assert not (tmp_path / _plugin.WORKER_FILE).exists()
+    assert not (tmp_path / WORKER_FILE).exists()
     assert first.load_model() == "loaded"
     assert first.loaded == 1
     assert len(installed) == 2, "once in each rank"
     assert installed[0].apply_model(lambda model: f"saw {model}") == ["saw the model"]
-    found = json.loads((tmp_path / _plugin.WORKER_FILE).read_text())
+    found = json.loads((tmp_path / WORKER_FILE).read_text())
     assert found["method"] == FixedTiles.name
     assert found["eos"] == [2, [2, 5]]
     assert found["defaults"] == {"temperature": 0.6}
@@ -105,18 +106,18 @@ def test_a_method_that_is_not_in_force_keeps_the_engine_from_starting(
         raise InvarianceError("a layer does not call the hook")
 
     monkeypatch.setattr(FixedTiles, "install", refuse)
-    monkeypatch.setenv(_plugin.STATE_VARIABLE, str(tmp_path))
-    monkeypatch.setenv(_plugin.VARIABLE, FixedTiles.name)
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(METHOD_VARIABLE, FixedTiles.name)
     _plugin.register()
     with pytest.raises(InvarianceError, match="does not call the hook"):
         worker().load_model()
-    assert not (tmp_path / _plugin.WORKER_FILE).exists()
+    assert not (tmp_path / WORKER_FILE).exists()
 
 
 def test_at_another_level_the_record_says_off(
     worker: type[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(_plugin.STATE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
     _plugin.register()
     worker().load_model()
-    assert json.loads((tmp_path / _plugin.WORKER_FILE).read_text())["method"] == "off"
+    assert json.loads((tmp_path / WORKER_FILE).read_text())["method"] == "off"

@@ -52,7 +52,7 @@ def envs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEnvs]:
     for name in (SPLIT_KV, MARKER):
         monkeypatch.delenv(name, raising=False)
     before = dict(os.environ)
-    monkeypatch.setattr("jupyter_detllm.invariance.host.this_host", lambda *a, **k: EPYC)
+    monkeypatch.setattr("jupyter_detllm.invariance.base.this_host", lambda *a, **k: EPYC)
     apply(Level.INVARIANT, platform=Platform.CPU, modules={})
     assert os.environ[SPLIT_KV] == "0"
     vllm, found = ModuleType("vllm"), FakeEnvs()

@@ -44,8 +44,7 @@ from jupyter_detllm.engines.vllm.output import (
 from jupyter_detllm.engines.vllm.steps import DeferredInterrupt, Ranks, no_orphans
 from jupyter_detllm.errors import DetLLMError, EngineStartError, InvarianceError, installing
 from jupyter_detllm.invariance import candidates, first_choice, reasons_against
-from jupyter_detllm.invariance.base import Candidate, KernelCheck, Method, prepared
-from jupyter_detllm.invariance.host import this_host
+from jupyter_detllm.invariance.base import Candidate, KernelCheck, Method, prepared, this_host
 from jupyter_detllm.models import ResolvedModel
 from jupyter_detllm.probes.vision import REMOVE_VISION, misfit_here
 
