@@ -26,18 +26,18 @@ from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import SamplingOptions, ShutdownReport
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.kernel.asking import Ask
-from jupyter_detllm.kernel.caching import CacheUse
-from jupyter_detllm.kernel.cells import Ending
-from jupyter_detllm.kernel.current import current_shell
-from jupyter_detllm.kernel.engine_options import merged
+from jupyter_detllm.kernel.cells import Ending, current_shell
 from jupyter_detllm.kernel.expecting import Expect, generate_expected
-from jupyter_detllm.kernel.handed import PromptLike, prompt_from, several_prompts, stop_texts
-from jupyter_detllm.kernel.ledger import Emitted
-from jupyter_detllm.kernel.measuring import keep
-from jupyter_detllm.kernel.recording import note_recorded
-from jupyter_detllm.kernel.session import Session, current_session
-from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.kernel.prompts import (
+    Ask,
+    CacheUse,
+    PromptLike,
+    prompt_from,
+    several_prompts,
+    stop_texts,
+)
+from jupyter_detllm.kernel.session import Session, Settings, current_session, keep, merged
+from jupyter_detllm.kernel.stamping import Emitted, note_recorded
 from jupyter_detllm.metering.log import Metrics
 
 if TYPE_CHECKING:
@@ -429,7 +429,7 @@ def probe(*, short: bool = False) -> SelfTest:
     UsageError
         When no engine is running.
     """
-    from jupyter_detllm.kernel.probing import run_probe
+    from jupyter_detllm.kernel.session import run_probe
 
     return run_probe(current_session(), short=short)
 

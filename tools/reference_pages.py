@@ -15,10 +15,14 @@ from jupyter_detllm import pytest_plugin
 from jupyter_detllm.cli import COMMANDS
 from jupyter_detllm.cli import main as cli_main
 from jupyter_detllm.cli._options import PROG, Parser
-from jupyter_detllm.kernel.argline import ArgumentParser
+from jupyter_detllm.kernel.arguments import (
+    VERB_PARSERS,
+    ArgumentParser,
+    detgen_parser,
+    setup_parser,
+    verb_parser,
+)
 from jupyter_detllm.kernel.config import DetLLM
-from jupyter_detllm.kernel.detgen_line import detgen_parser
-from jupyter_detllm.kernel.parsers import VERB_PARSERS, setup_parser, verb_parser
 from jupyter_detllm.serverext import DetLLMServer
 from tools.markdown import NOTE, table
 from tools.requirements import ROOT

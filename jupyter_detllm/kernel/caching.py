@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jupyter_detllm.errors import UsageError
+from jupyter_detllm.kernel.prompts import CacheUse
 
 if TYPE_CHECKING:
     from jupyter_detllm.cache.results import CacheReport
@@ -17,34 +16,7 @@ if TYPE_CHECKING:
     from jupyter_detllm.engines.base import Engine, GenerationResult
     from jupyter_detllm.kernel.stamping import Circumstances
 
-__all__ = ["Answered", "CacheUse", "through_cache"]
-
-
-@dataclass(frozen=True, slots=True)
-class CacheUse:
-    """How a call uses the cache.
-
-    Attributes
-    ----------
-    sample
-        Share of the hits that are generated again and compared, 0 to 1.
-    max_bytes
-        Most bytes kept; None for the default.
-
-    Raises
-    ------
-    UsageError
-        For a share that is none.
-    """
-
-    sample: float = 0.0
-    max_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        given: object = self.sample
-        number = isinstance(given, (int, float)) and not isinstance(given, bool)
-        if not number or not math.isfinite(self.sample) or not 0 <= self.sample <= 1:
-            raise UsageError(f"the share to verify is {given!r:.40}", expected="0 to 1")
+__all__ = ["Answered", "through_cache"]
 
 
 @dataclass(frozen=True, slots=True)

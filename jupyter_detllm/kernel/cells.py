@@ -1,16 +1,62 @@
-"""Which cell runs: IPython's cell events, followed from `%load_ext` on.
+"""The IPython shell this process runs in, and which of its cells runs.
 
-IPython runs cells inside cells (`%%capture`, `%run`, Output widgets). What a cell
-generated belongs to the outermost one.
+IPython's cell events are followed from `%load_ext` on. IPython runs cells inside cells
+(`%%capture`, `%run`, Output widgets). What a cell generated belongs to the outermost one.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["CellHooks", "Ending", "RunningCells", "request_part", "running_cells"]
+from jupyter_detllm.errors import UsageError
+
+__all__ = [
+    "CellHooks",
+    "Ending",
+    "RunningCells",
+    "current_shell",
+    "notebook_of",
+    "request_part",
+    "running_cells",
+]
+
+#: Where jupyter_server and VS Code tell a kernel which file it belongs to.
+SESSION_VARIABLE = "JPY_SESSION_NAME"
+_VSCODE_NAME = "__vsc_ipynb_file__"
+
+
+def current_shell() -> Any:
+    """Return the running IPython shell; None in plain Python, without importing IPython."""
+    module = sys.modules.get("IPython.core.interactiveshell")
+    shell_class = getattr(module, "InteractiveShell", None)
+    if shell_class is None or not shell_class.initialized():
+        return None
+    return shell_class.instance()
+
+
+def notebook_of(shell: Any, given: str | None, fix: str) -> Path:
+    """Return the notebook file of this kernel, or the one that was given.
+
+    `fix` is the line that names the file.
+
+    Raises
+    ------
+    UsageError
+        When the front end does not tell.
+    """
+    if given is not None:
+        return Path(given).expanduser()
+    told = (os.environ.get(SESSION_VARIABLE), shell.user_ns.get(_VSCODE_NAME))
+    for name in told:
+        if isinstance(name, str) and name.endswith(".ipynb") and Path(name).is_file():
+            return Path(name)
+    raise UsageError(
+        "the front end does not tell which file this notebook is", expected="its name", fix=fix
+    )
 
 
 class Ending(NamedTuple):
@@ -94,10 +140,17 @@ def request_part(shell: Any, part: str) -> Mapping[str, Any]:
 
 
 class CellHooks:
-    """Ties one shell's cell events to `running_cells`; stamps what a cell generated."""
+    """Ties one shell's cell events to `running_cells`.
 
-    def __init__(self, shell: Any) -> None:
+    Parameters
+    ----------
+    ended
+        Called with the shell and the end of each outermost cell.
+    """
+
+    def __init__(self, shell: Any, ended: Callable[[Any, Ending], None]) -> None:
         self._shell = shell
+        self._at_end = ended
         shell.events.register("pre_run_cell", self._began)
         shell.events.register("post_run_cell", self._ended)
 
@@ -111,8 +164,5 @@ class CellHooks:
 
     def _ended(self, result: Any) -> None:
         ending = _running.ended(result)
-        # Before the session is imported, no cell can have generated anything.
-        if ending is not None and "jupyter_detllm.kernel.session" in sys.modules:
-            from jupyter_detllm.kernel.emit import emit_stamp
-
-            emit_stamp(self._shell, ending)
+        if ending is not None:
+            self._at_end(self._shell, ending)

@@ -8,10 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jupyter_detllm.kernel.argline import ArgumentParser
-from jupyter_detllm.kernel.detgen_line import detgen_parser
-from jupyter_detllm.kernel.engine_options import FAKE, OWN_MODELS
-from jupyter_detllm.kernel.parsers import VERB_PARSERS, setup_parser, verb_parser
+from jupyter_detllm.kernel.arguments import (
+    FAKE,
+    OWN_MODELS,
+    VERB_PARSERS,
+    ArgumentParser,
+    detgen_parser,
+    setup_parser,
+    verb_parser,
+)
 
 __all__ = ["candidates", "complete"]
 

@@ -10,7 +10,7 @@ from traitlets.config import Configurable
 from jupyter_detllm.core.levels import DEFAULT_LEVEL, DEFAULT_SEED, Level
 
 if TYPE_CHECKING:
-    from jupyter_detllm.kernel.settings import Settings
+    from jupyter_detllm.kernel.session import Settings
 
 __all__ = ["DetLLM"]
 
@@ -63,7 +63,7 @@ class DetLLM(Configurable):
 
     def settings(self) -> Settings:
         """Return the settings of a session that names none."""
-        from jupyter_detllm.kernel.settings import Settings
+        from jupyter_detllm.kernel.session import Settings
 
         settings = Settings.initial()
         if self.seed != DEFAULT_SEED or "seed" in self.config.get("DetLLM", {}):

@@ -18,7 +18,7 @@ from jupyter_detllm.core.showing import attempts_text, generations_text, printab
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import Progress
 from jupyter_detllm.kernel.cells import request_part
-from jupyter_detllm.kernel.ledger import Emitted
+from jupyter_detllm.kernel.stamping import Emitted
 from jupyter_detllm.render.cell import generations_html, stamp_html
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +10,7 @@ from jupyter_detllm.errors import DetLLMError
 from jupyter_detllm.kernel.cells import Ending, request_part
 from jupyter_detllm.kernel.display import show_stamp, show_text
 from jupyter_detllm.kernel.live import compare_live
-from jupyter_detllm.kernel.measuring import keep
-from jupyter_detllm.kernel.session import current_session
-from jupyter_detllm.kernel.showing import refresh_panels
+from jupyter_detllm.kernel.session import Session, current_session, keep
 
 __all__ = ["emit_stamp"]
 
@@ -43,3 +42,10 @@ def emit_stamp(shell: Any, ending: Ending) -> None:
     emitted = keep(session, emitted)
     show_stamp(shell, emitted)
     refresh_panels(session)
+
+
+def refresh_panels(session: Session) -> None:
+    """Bring the open panels up to date, if there are any."""
+    module = sys.modules.get("jupyter_detllm.kernel.panel_widget")
+    if module is not None:
+        module.refresh_panels(session)

@@ -17,7 +17,7 @@ from jupyter_detllm.core.stamp import Call
 from jupyter_detllm.engines.base import ProgressCallback
 from jupyter_detllm.errors import ExpectationError, GenerationInterrupted, UsageError
 from jupyter_detllm.expect.expectation import Expectation, expectation_of
-from jupyter_detllm.kernel.asking import Ask
+from jupyter_detllm.kernel.prompts import Ask
 from jupyter_detllm.kernel.session import Session
 
 __all__ = ["Expect", "Outcome", "Unmet", "generate_expected"]

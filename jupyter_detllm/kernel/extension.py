@@ -1,4 +1,4 @@
-"""`%load_ext jupyter_detllm` and its reverse.
+"""`%load_ext jupyter_detllm` and its reverse, and the magics, which only delegate.
 
 Everything that is not needed to register names is imported on their first use: this
 is within 15 ms of an extension that does nothing.
@@ -8,16 +8,67 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core.completer import context_matcher
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from jupyter_detllm.errors import show_errors_through
-from jupyter_detllm.kernel.cells import CellHooks
+from jupyter_detllm.kernel.cells import CellHooks, Ending
 from jupyter_detllm.kernel.config import DetLLM
-from jupyter_detllm.kernel.magics import DetLLMMagics
 
-__all__ = ["follow_cells", "load", "unload"]
+if TYPE_CHECKING:
+    from jupyter_detllm.kernel.commands import Surface
+
+__all__ = ["DetLLMMagics", "follow_cells", "load", "unload"]
+
+
+@magics_class
+class DetLLMMagics(Magics):
+    """`%detllm` and `%%detgen`; the work is imported when one is first used."""
+
+    def __init__(self, shell: Any, defaults: DetLLM) -> None:
+        super().__init__(shell)
+        self._defaults = defaults
+
+    @cached_property
+    def surface(self) -> Surface:
+        """What does the work."""
+        from jupyter_detllm.kernel.commands import Surface
+        from jupyter_detllm.kernel.session import current_session
+
+        return Surface(self.shell, current_session(), self._defaults)
+
+    @no_var_expand
+    @line_magic
+    def detllm(self, line: str) -> None:
+        """Seed the kernel, set its determinism controls, run its one engine."""
+        self.surface.line(line)
+
+    @no_var_expand
+    @cell_magic
+    def detgen(self, line: str, cell: str) -> None:
+        """Generate from the cell's body and stamp what the text depends on."""
+        self.surface.cell(line, cell)
+
+
+def _detllm_help() -> str:
+    from jupyter_detllm.kernel.arguments import detllm_help
+
+    return detllm_help()
+
+
+def _detgen_help() -> str:
+    from jupyter_detllm.kernel.arguments import detgen_help
+
+    return detgen_help()
+
+
+# IPython asks an object for `getdoc` before its docstring: the help of `%detllm?` is
+# made of the parsers, when it is asked for.
+DetLLMMagics.detllm.getdoc = _detllm_help
+DetLLMMagics.detgen.getdoc = _detgen_help
 
 _MAGICS = {"line": "detllm", "cell": "detgen"}
 
@@ -37,8 +88,17 @@ _hooks: dict[int, CellHooks] = {}
 def follow_cells(shell: Any) -> None:
     """Follow the shell's cells, so that what they generate is stamped."""
     if id(shell) not in _hooks:
-        _hooks[id(shell)] = CellHooks(shell)
+        _hooks[id(shell)] = CellHooks(shell, _stamp)
         show_errors_through(_redacted)
+
+
+def _stamp(shell: Any, ending: Ending) -> None:
+    """Stamp what the cell that ended has generated."""
+    # Before the session is imported, no cell can have generated anything.
+    if "jupyter_detllm.kernel.session" in sys.modules:
+        from jupyter_detllm.kernel.emit import emit_stamp
+
+        emit_stamp(shell, ending)
 
 
 def _redacted(text: str) -> str:

@@ -1,13 +1,17 @@
-"""From the generate calls of a running cell to its one stamp, when the cell has ended.
+"""From the generate calls of a running cell to its one stamp, and all that were emitted.
 
-A cell that failed or was interrupted has none. It is emitted when the outermost cell
-ends, so that neither `%%capture` nor an Output widget inside swallows it.
+A cell that failed or was interrupted has none. It is emitted when the outermost cell ends,
+so that neither `%%capture` nor an Output widget inside swallows it.
+
+The front end promotes stamps by itself and does not report it to the kernel; the saved
+notebook shows which became references (`note_recorded`).
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +21,168 @@ from jupyter_detllm.core.compare import goes_beyond
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest
 from jupyter_detllm.core.levels import Level, Reach
+from jupyter_detllm.core.notebook import KEY
 from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp, source_digest
+from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.base import GenerationResult, RunStats
-from jupyter_detllm.errors import UsageError
-from jupyter_detllm.kernel.cells import Ending, RunningCells, running_cells
-from jupyter_detllm.kernel.ledger import Emitted
+from jupyter_detllm.errors import NotebookError, UsageError, nearest
+from jupyter_detllm.kernel.cells import (
+    Ending,
+    RunningCells,
+    current_shell,
+    notebook_of,
+    running_cells,
+)
+from jupyter_detllm.kernel.live import RECORDED, LiveResult
 
 if TYPE_CHECKING:
     from jupyter_detllm.cache.results import CacheReport
 
-__all__ = ["CellRecord", "Circumstances", "Recorder"]
+__all__ = ["CellRecord", "Circumstances", "Emitted", "Ledger", "Recorder", "note_recorded"]
+
+_MOST_FINGERPRINTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """One stamp as it went into an output.
+
+    Attributes
+    ----------
+    stamp
+        The stamp.
+    stored
+        Its stored form, as emitted.
+    run
+        The volatile part: run id, seconds, tokens/s.
+    cell_id
+        Id of the cell, None where the front end sends none.
+    number
+        Position among the stamps of this kernel, from 1.
+    live
+        How it compared with the reference that the front end sent; None where it sent none.
+    prompts_kept
+        Whether the stored form holds the prompts.
+    stats
+        What each call measured.
+    """
+
+    stamp: Stamp
+    stored: Mapping[str, Json]
+    run: Mapping[str, Json]
+    cell_id: str | None
+    number: int
+    live: LiveResult | None = None
+    prompts_kept: bool = True
+    stats: tuple[RunStats, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The cell's name, or ``#n`` for an unnamed one."""
+        return self.stamp.name or f"#{self.number}"
+
+
+class Ledger:
+    """One entry per cell: running a cell again replaces its own."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Emitted] = {}
+        self._names: dict[str, str | None] = {}
+        self._count = 0
+        self._fingerprints: dict[str, Fingerprint] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def entries(self) -> tuple[Emitted, ...]:
+        """Return the entries in the order in which cells were first stamped."""
+        return tuple(self._entries.values())
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the stamped cells, in that order."""
+        return tuple(e.stamp.name for e in self._entries.values() if e.stamp.name)
+
+    @property
+    def fingerprints(self) -> Mapping[str, Fingerprint]:
+        """The fingerprints this kernel has stamped under, by digest: the last few."""
+        return self._fingerprints
+
+    def add(self, emitted: Emitted) -> Emitted:
+        """Keep an emitted stamp; return it with its number."""
+        key = self._key(emitted)
+        earlier = self._entries.get(key)
+        if earlier is None:
+            self._count += 1
+        emitted = replace(emitted, number=earlier.number if earlier else self._count)
+        self._entries[key] = emitted
+        self._remember(emitted.stamp)
+        if emitted.stamp.name:
+            self._names[emitted.stamp.name] = emitted.cell_id
+        return emitted
+
+    def _remember(self, stamp: Stamp) -> None:
+        if stamp.fingerprint is not None:
+            self._fingerprints[str(stamp.fingerprint_digest)] = stamp.fingerprint
+            for digest in list(self._fingerprints)[:-_MOST_FINGERPRINTS]:
+                del self._fingerprints[digest]
+
+    def mark_recorded(self, cells: Iterable[tuple[str, str]]) -> None:
+        """Note that these generations are the references of their cells now.
+
+        `cells` are pairs of a cell's id and the start of its generation digest: a cell
+        that has generated something else meanwhile is left as it is.
+        """
+        pairs = set(cells)
+        for key, entry in self._entries.items():
+            if (entry.cell_id, entry.stamp.generation_digest.short) in pairs:
+                self._entries[key] = replace(entry, live=RECORDED)
+
+    @staticmethod
+    def _key(emitted: Emitted) -> str:
+        if emitted.stamp.name:
+            return f"name {emitted.stamp.name}"
+        if emitted.cell_id:
+            return f"cell {emitted.cell_id}"
+        return f"source {emitted.stamp.source}"
+
+    def check_name(self, name: str, cell_id: str | None) -> None:
+        """Refuse a name that another cell has taken, where ids tell them apart."""
+        owner = self._names.get(name)
+        if name and owner and cell_id and owner != cell_id:
+            raise UsageError(
+                f"the name {name!r} is already used by another cell",
+                expected="one name per cell",
+                fix=f"another name, or `%detllm stamps --forget {name}` if that cell is gone",
+            )
+
+    def forget(self, name: str) -> None:
+        """Free a name.
+
+        Raises
+        ------
+        UsageError
+            When no cell has it.
+        """
+        entry = self.find(name)
+        del self._entries[self._key(entry)]
+        self._names.pop(name, None)
+
+    def find(self, label: str) -> Emitted:
+        """Return the entry of a cell, by its name or ``#n``.
+
+        Raises
+        ------
+        UsageError
+            When there is none, with the nearest name.
+        """
+        for entry in self._entries.values():
+            if entry.label == label:
+                return entry
+        near = nearest(label, [entry.label for entry in self._entries.values()])
+        raise UsageError(
+            f"no stamped cell of this kernel is named {label!r:.60}",
+            expected=f"perhaps {near}" if near else "a name that `%detllm stamps` lists",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +355,39 @@ class Recorder:
         stats = tuple(record.stats)
         run, cell_id = record.run(), ending.cell_id
         return Emitted(stamp, stored, run, cell_id, 0, prompts_kept=kept, stats=stats)
+
+
+def note_recorded(ledger: Ledger) -> None:
+    """Mark the entries that the saved notebook, where it is known, says are references."""
+    waiting = {e.cell_id: e for e in ledger.entries() if e.cell_id and _may_become_one(e)}
+    if not waiting:
+        return
+    held = dict(_references(current_shell()))
+    ledger.mark_recorded(
+        (cell_id, entry.stamp.generation_digest.short)
+        for cell_id, entry in waiting.items()
+        if cell_id and held.get(cell_id) == (entry.stored["digest"], entry.run.get("run_id"))
+    )
+
+
+def _may_become_one(entry: Emitted) -> bool:
+    return entry.live is None or entry.live.verdict not in (Verdict.MATCH, Verdict.RECORDED)
+
+
+def _references(shell: Any) -> Iterator[tuple[str, tuple[object, object]]]:
+    """Yield cell ids with the digest of their reference and the run it was taken from."""
+    from jupyter_detllm.verify.sources import read_file
+
+    try:
+        cells = read_file(notebook_of(shell, None, "")).data.get("cells")
+    except (NotebookError, UsageError):
+        return  # what cannot be read records nothing; `%detllm check` says why
+    for cell in cells if isinstance(cells, list) else []:
+        meta = _mapping(_mapping(_mapping(cell).get("metadata")).get(KEY))
+        if isinstance(cell_id := _mapping(cell).get("id"), str):
+            digest = _mapping(meta.get("reference")).get("digest")
+            yield cell_id, (digest, meta.get("recorded_run"))
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -15,8 +15,8 @@ from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.vllm.options import lora_request, split_adapter
 from jupyter_detllm.errors import ModelError, UsageError
+from jupyter_detllm.kernel.arguments import verb_parser
 from jupyter_detllm.kernel.completion import candidates
-from jupyter_detllm.kernel.parsers import verb_parser
 from jupyter_detllm.models.adapter import adapters_among, is_adapter, read_adapter
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.render import render_report

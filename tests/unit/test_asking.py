@@ -11,7 +11,7 @@ import pytest
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import RequestError
-from jupyter_detllm.kernel.asking import Ask, checked_ask
+from jupyter_detllm.kernel.prompts import Ask, checked_ask
 
 PROMPTS = (Prompt.chat("Hello."),)
 

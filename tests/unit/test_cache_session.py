@@ -29,14 +29,12 @@ from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import EngineError, GenerationInterrupted, StampError, UsageError
-from jupyter_detllm.kernel.asking import Ask
-from jupyter_detllm.kernel.caching import CacheUse, _store
+from jupyter_detllm.kernel.caching import _store
 from jupyter_detllm.kernel.cells import Ending, RunningCells
 from jupyter_detllm.kernel.display import stamp_line
-from jupyter_detllm.kernel.ledger import Emitted
-from jupyter_detllm.kernel.session import Session
-from jupyter_detllm.kernel.settings import Settings
-from jupyter_detllm.kernel.stamping import Recorder
+from jupyter_detllm.kernel.prompts import Ask, CacheUse
+from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.stamping import Emitted, Recorder
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.render.cell import stamp_html
 from tests.waiting import HANGS

@@ -10,9 +10,13 @@ import pytest
 from jupyter_detllm.cli import COMMANDS
 from jupyter_detllm.cli._options import PROG, Parser
 from jupyter_detllm.errors import DetLLMError
-from jupyter_detllm.kernel.detgen_line import detgen_parser
-from jupyter_detllm.kernel.engine_options import parse_use
-from jupyter_detllm.kernel.parsers import VERB_PARSERS, setup_parser, verb_parser
+from jupyter_detllm.kernel.arguments import (
+    VERB_PARSERS,
+    detgen_parser,
+    parse_use,
+    setup_parser,
+    verb_parser,
+)
 from tests.documented import PAGES, ROOT, Block, blocks, matches, steps, typed
 
 _LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)#\s]+)(#[^)\s]*)?\)")

@@ -22,7 +22,7 @@ from jupyter_detllm.doctor.options import given_options, models_named
 from jupyter_detllm.doctor.scene import Finding, Outcome, Severity, scenes_of, world
 from jupyter_detllm.doctor.table import KINDS, DoctorReport, KindResult, examine
 from jupyter_detllm.errors import ModelError
-from jupyter_detllm.kernel.doctoring import models_in_training
+from jupyter_detllm.kernel.commands import models_in_training
 from jupyter_detllm.probes import distributions, gpu_health, vision
 from jupyter_detllm.probes.engine import model_fields
 from jupyter_detllm.probes.platform import Platform

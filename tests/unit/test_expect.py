@@ -20,11 +20,10 @@ from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import ExpectationError, GenerationInterrupted, UsageError
 from jupyter_detllm.expect import expectation
 from jupyter_detllm.expect.expectation import MAX_PATTERN, expectation_of, from_line, mismatches
-from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.cells import Ending, RunningCells
 from jupyter_detllm.kernel.expecting import Expect, Unmet, generate_expected
-from jupyter_detllm.kernel.session import Session
-from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.kernel.prompts import Ask
+from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.kernel.stamping import Recorder
 
 SCHEMA = {

@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel.cells import RunningCells
-from jupyter_detllm.kernel.ledger import Emitted, Ledger
+from jupyter_detllm.kernel.stamping import Emitted, Ledger
 from tests.fakes import Run
 
 

@@ -21,7 +21,7 @@ from jupyter_detllm.kernel.display import (
     show_text,
     stamp_line,
 )
-from jupyter_detllm.kernel.ledger import Emitted
+from jupyter_detllm.kernel.stamping import Emitted
 from tests.fakes import Run
 
 

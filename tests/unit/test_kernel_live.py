@@ -15,8 +15,8 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import KEY
 from jupyter_detllm.core.stamp import Stamp, reference_json
 from jupyter_detllm.core.verdict import Verdict
-from jupyter_detllm.kernel.ledger import Emitted, Ledger
 from jupyter_detllm.kernel.live import LiveResult, compare_live, verdict_line
+from jupyter_detllm.kernel.stamping import Emitted, Ledger
 from jupyter_detllm.render.visible import visible
 from tests.builders import generation, make_stamp
 from tests.hostile import HOSTILE

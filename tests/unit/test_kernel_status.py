@@ -15,11 +15,10 @@ from jupyter_detllm.controls.environ import ENV_CONTROLS
 from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec, ShutdownReport
-from jupyter_detllm.kernel import reissue
-from jupyter_detllm.kernel.ledger import Emitted
+from jupyter_detllm.kernel import commands
 from jupyter_detllm.kernel.live import RECORDED
-from jupyter_detllm.kernel.session import Session
-from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.stamping import Emitted
 from jupyter_detllm.kernel.status import release_text, setup_text, stamps_text, status_text
 from jupyter_detllm.probes.process import home_and_user
 from tests.fakes import Run
@@ -118,12 +117,12 @@ def test_what_is_sent_to_be_put_back_has_a_bound_and_starts_with_the_latest(
         stamp = Run(name=f"c{number}").stamp()
         cell_id = None if number == 0 else f"id{number}"
         entries.append(Emitted(stamp, stamp.to_json(), {"run_id": "r"}, cell_id, number))
-    content, left_out = reissue.ledger_content(entries)
+    content, left_out = commands.ledger_content(entries)
     assert [cell["cell_id"] for cell in content["cells"]] == ["id3", "id2", "id1"]
     assert left_out == []
     size = len(json.dumps(content["cells"][0]))
-    monkeypatch.setattr(reissue, "_MOST_BYTES", 2 * size + 100)
-    content, left_out = reissue.ledger_content(entries)
+    monkeypatch.setattr(commands, "_MOST_LEDGER_BYTES", 2 * size + 100)
+    content, left_out = commands.ledger_content(entries)
     assert [cell["cell_id"] for cell in content["cells"]] == ["id3", "id2"]
     assert [entry.label for entry in left_out] == ["c1"]
 

@@ -24,7 +24,7 @@ from jupyter_detllm.export.kernelspec import (
     remove_kernel,
 )
 from jupyter_detllm.kernel.config import DetLLM
-from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.kernel.session import Settings
 from jupyter_detllm.kernel.status import status_text
 from jupyter_detllm.probes.platform import Platform
 

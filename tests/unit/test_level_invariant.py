@@ -27,8 +27,7 @@ from jupyter_detllm.engines.selftest import Form, Room, Row, SelfTest, plan_test
 from jupyter_detllm.engines.start import Modifiers, environment_fingerprint, start
 from jupyter_detllm.errors import EngineError, InvarianceError, UsageError
 from jupyter_detllm.invariance.base import KernelRow
-from jupyter_detllm.kernel.session import Session
-from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.kernel.status import engine_text, setup_text, status_text
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 

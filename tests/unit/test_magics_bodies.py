@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jupyter_detllm.core.generation import Message, PromptKind
 from jupyter_detllm.errors import RequestError
-from jupyter_detllm.kernel.bodies import fill, messages_prompt, prompts_of, split_body
+from jupyter_detllm.kernel.prompts import fill, messages_prompt, prompts_of, split_body
 
 
 def test_split_at_lines_that_are_exactly_the_separator() -> None:

@@ -6,10 +6,19 @@ import pytest
 
 from jupyter_detllm.core.notebook import read_notebook
 from jupyter_detllm.errors import UsageError, nearest
-from jupyter_detllm.kernel.argline import split_line, without_comment
-from jupyter_detllm.kernel.detgen_line import detgen_help, detgen_parser
-from jupyter_detllm.kernel.engine_options import check_model, engine_value, merged, parse_use
-from jupyter_detllm.kernel.parsers import VERB_PARSERS, detllm_help, setup_parser, verb_parser
+from jupyter_detllm.kernel.arguments import (
+    VERB_PARSERS,
+    check_model,
+    detgen_help,
+    detgen_parser,
+    detllm_help,
+    parse_use,
+    setup_parser,
+    split_line,
+    verb_parser,
+    without_comment,
+)
+from jupyter_detllm.kernel.session import engine_value, merged
 
 
 def detgen(line: str) -> dict[str, object]:

@@ -40,16 +40,13 @@ from jupyter_detllm.engines.vllm.steps import (
     with_own_timings,
 )
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.kernel.asking import Ask
-from jupyter_detllm.kernel.caching import CacheUse
+from jupyter_detllm.kernel.arguments import verb_parser
 from jupyter_detllm.kernel.cells import Ending, RunningCells
+from jupyter_detllm.kernel.commands import set_thresholds, watch
 from jupyter_detllm.kernel.config import DetLLM
-from jupyter_detllm.kernel.ledger import Emitted
-from jupyter_detllm.kernel.measuring import keep, set_thresholds, watch
-from jupyter_detllm.kernel.parsers import verb_parser
-from jupyter_detllm.kernel.session import Session
-from jupyter_detllm.kernel.settings import Settings
-from jupyter_detllm.kernel.stamping import Recorder
+from jupyter_detllm.kernel.prompts import Ask, CacheUse
+from jupyter_detllm.kernel.session import Session, Settings, keep
+from jupyter_detllm.kernel.stamping import Emitted, Recorder
 from jupyter_detllm.metering import counters
 from jupyter_detllm.metering.counters import Event, count, counts
 from jupyter_detllm.metering.log import CellMetrics, Metrics, MetricsLog

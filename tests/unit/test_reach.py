@@ -25,9 +25,8 @@ from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import StampError
-from jupyter_detllm.kernel.asking import Ask
-from jupyter_detllm.kernel.session import Session
-from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.kernel.prompts import Ask
+from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.render import FORMATS, render_report
 from jupyter_detllm.render.cell import stamp_html

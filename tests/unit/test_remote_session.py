@@ -14,11 +14,9 @@ from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import EngineError, InvarianceError
-from jupyter_detllm.kernel.asking import Ask
-from jupyter_detllm.kernel.engine_options import parse_use
-from jupyter_detllm.kernel.parsers import verb_parser
-from jupyter_detllm.kernel.session import Session
-from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.kernel.arguments import parse_use, verb_parser
+from jupyter_detllm.kernel.prompts import Ask
+from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.kernel.status import engine_text, status_text
 from tests.fake_server import FakeServer, Fault, serving
 

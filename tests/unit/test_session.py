@@ -25,12 +25,10 @@ from jupyter_detllm.errors import (
     RequestError,
     UsageError,
 )
-from jupyter_detllm.kernel.asking import Ask
 from jupyter_detllm.kernel.cells import Ending, RunningCells
-from jupyter_detllm.kernel.ledger import Emitted
-from jupyter_detllm.kernel.session import Session
-from jupyter_detllm.kernel.settings import Settings
-from jupyter_detllm.kernel.stamping import Recorder
+from jupyter_detllm.kernel.prompts import Ask
+from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.stamping import Emitted, Recorder
 from jupyter_detllm.probes.process import home_and_user
 
 GREEDY = SamplingOptions(temperature=0.0, max_tokens=12)

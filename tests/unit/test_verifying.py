@@ -16,9 +16,7 @@ from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.selftest import Form
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel import session as sessions
-from jupyter_detllm.kernel.probing import run_probe
-from jupyter_detllm.kernel.session import Session
-from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.kernel.session import Session, Settings, run_probe
 from jupyter_detllm.verify import replay as replaying
 from jupyter_detllm.verify.report import Report
 from tests.builders import notebook

@@ -19,13 +19,18 @@ from jupyter_detllm.core.fields import Group
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.selftest import Form, Row, SelfTest
 from jupyter_detllm.invariance.base import KernelRow
-from jupyter_detllm.kernel.ledger import Emitted
+from jupyter_detllm.kernel import panel_widget as panels
 from jupyter_detllm.kernel.live import RECORDED
-from jupyter_detllm.kernel.session import Session
-from jupyter_detllm.kernel.settings import Settings
-from jupyter_detllm.widget import panel as panels
-from jupyter_detllm.widget.content import CellRow, Content, FieldRow, content_of
-from jupyter_detllm.widget.static import panel_html, panel_text
+from jupyter_detllm.kernel.panel import (
+    CellRow,
+    Content,
+    FieldRow,
+    content_of,
+    panel_html,
+    panel_text,
+)
+from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.stamping import Emitted
 from tests.fakes import Run
 from tests.hostile import HOSTILE
 

@@ -1,7 +1,9 @@
-"""What the panel says about a session: plain values, every text made visible."""
+"""The panel of `%detllm show`: what it says, as text and as static HTML."""
 
 from __future__ import annotations
 
+import html
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,18 +14,19 @@ from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.kernel.live import verdict_line
 from jupyter_detllm.kernel.shown import shown_text
 from jupyter_detllm.kernel.status import engine_line
+from jupyter_detllm.render.cell import preformatted
 from jupyter_detllm.render.metrics import kernel_line, warnings
 from jupyter_detllm.render.metrics_plot import Plot, plot_of
-from jupyter_detllm.render.visible import clip, visible
+from jupyter_detllm.render.visible import clip, visible, width
 
 if TYPE_CHECKING:
     from jupyter_detllm.engines.selftest import Row
     from jupyter_detllm.invariance.base import KernelRow
-    from jupyter_detllm.kernel.ledger import Emitted
     from jupyter_detllm.kernel.session import Session
+    from jupyter_detllm.kernel.stamping import Emitted
     from jupyter_detllm.metering.log import Metrics
 
-__all__ = ["CellRow", "Content", "FieldRow", "content_of"]
+__all__ = ["CellRow", "Content", "FieldRow", "content_of", "panel_html", "panel_text"]
 
 # True of a moment: two panels of one session would differ in it.
 _VOLATILE = frozenset({"hardware.gpu_clocks"})
@@ -191,3 +194,70 @@ def _cell(entry: Emitted) -> CellRow:
         tokens=str(tokens),
         digest=entry.stamp.generation_digest.short,
     )
+
+
+def panel_text(content: Content) -> str:
+    """Return the panel as plain text; the same content gives the same text."""
+    parts = [*_head_rows(content), "", *_cell_rows(content)]
+    for group, rows in _grouped(content):
+        parts += ["", f"{group} ({_count(rows)})", *_field_rows(rows)]
+    return "\n".join(parts)
+
+
+def panel_html(content: Content) -> str:
+    """Return the panel as HTML: the fingerprint's groups fold, and are legible without."""
+    head = preformatted("\n".join([*_head_rows(content), "", *_cell_rows(content)]))
+    folds = (
+        f"<details><summary>{html.escape(group)} ({_count(rows)})</summary>"
+        + preformatted("\n".join(_field_rows(rows)))
+        + "</details>"
+        for group, rows in _grouped(content)
+    )
+    return f"<div>{head}{''.join(folds)}</div>"
+
+
+def _head_rows(content: Content) -> list[str]:
+    rows = [
+        ("detllm", content.heading),
+        ("engine", content.engine.removeprefix("engine").lstrip(": ")),
+        *_several("self-test", content.self_test, "none ran"),
+        *_several("late", content.late, "nothing"),
+        ("fingerprint", content.digest),
+    ]
+    return [f"{label:<11}  {text}" for label, text in rows]
+
+
+def _several(label: str, lines: Sequence[str], otherwise: str) -> list[tuple[str, str]]:
+    found = list(lines) or [otherwise]
+    return [(label if index == 0 else "", line) for index, line in enumerate(found)]
+
+
+def _cell_rows(content: Content) -> list[str]:
+    if not content.cells:
+        return ["stamped cells: none yet"]
+    rows = [(c.label, c.digest, f"{c.tokens} tokens", c.result) for c in content.cells]
+    return ["stamped cells", *_table(rows)]
+
+
+def _grouped(content: Content) -> list[tuple[str, list[FieldRow]]]:
+    found: dict[str, list[FieldRow]] = {}
+    for row in content.fields:
+        found.setdefault(row.group, []).append(row)
+    return list(found.items())
+
+
+def _count(rows: Sequence[FieldRow]) -> str:
+    return f"{len(rows)} field{'' if len(rows) == 1 else 's'}"
+
+
+def _field_rows(rows: Iterable[FieldRow]) -> list[str]:
+    return _table([(row.name, row.role, row.value) for row in rows])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (text + " " * (w - width(text)) for text, w in zip(row, widths, strict=True))
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+    return lines

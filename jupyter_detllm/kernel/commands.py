@@ -1,10 +1,23 @@
-"""What `%detllm` and `%%detgen` do, once their line is parsed."""
+"""What `%detllm` and `%%detgen` do, once their line is parsed.
+
+A tab that is closed while cells run loses their outputs. `%detllm stamps` sends what the
+ledger holds beside its list, as transient content of the display, which no front end saves.
+The lab extension puts it into the cells that have no stamp; others ignore it.
+
+Nothing of what a cell cost goes into a stamp or into an output that a re-run would compare:
+thresholds that are crossed are named in the volatile metadata, in the panel, and where they
+are asked for.
+"""
 
 from __future__ import annotations
 
+import json
 import keyword
-from collections.abc import Callable, Mapping
-from typing import Any
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.policy import Policy
@@ -12,37 +25,44 @@ from jupyter_detllm.engines.base import Progress, SamplingOptions
 from jupyter_detllm.errors import UsageError, nearest
 from jupyter_detllm.expect.expectation import from_line
 from jupyter_detllm.kernel import status
-from jupyter_detllm.kernel.argline import Namespace, asks_for_help, split_line, without_comment
-from jupyter_detllm.kernel.asking import Ask
-from jupyter_detllm.kernel.bodies import fill, prompts_of, split_body
-from jupyter_detllm.kernel.caching import CacheUse
-from jupyter_detllm.kernel.config import DetLLM
-from jupyter_detllm.kernel.current import notebook_of
-from jupyter_detllm.kernel.detgen_line import detgen_help, detgen_parser
-from jupyter_detllm.kernel.display import (
-    Slot,
-    generations_text,
-    progress_text,
-    show_again,
-    show_text,
-)
-from jupyter_detllm.kernel.engine_options import parse_use
-from jupyter_detllm.kernel.expecting import Expect, generate_expected
-from jupyter_detllm.kernel.measuring import set_thresholds, watch
-from jupyter_detllm.kernel.parsers import (
+from jupyter_detllm.kernel.arguments import (
     EVERY_CELL,
     VERB_PARSERS,
+    Namespace,
+    asks_for_help,
+    detgen_help,
+    detgen_parser,
     detllm_help,
+    parse_use,
     setup_parser,
+    split_line,
     verb_parser,
+    without_comment,
 )
-from jupyter_detllm.kernel.recording import note_recorded
-from jupyter_detllm.kernel.reissue import show_stamps
-from jupyter_detllm.kernel.session import Session
-from jupyter_detllm.kernel.settings import Settings
+from jupyter_detllm.kernel.cells import notebook_of, running_cells
+from jupyter_detllm.kernel.config import DetLLM
+from jupyter_detllm.kernel.display import (
+    Slot,
+    displays_of,
+    generations_text,
+    is_watched,
+    progress_text,
+    show_again,
+    show_bundle,
+    show_text,
+)
+from jupyter_detllm.kernel.expecting import Expect, generate_expected
+from jupyter_detllm.kernel.prompts import Ask, CacheUse, fill, prompts_of, split_body
+from jupyter_detllm.kernel.session import Session, Settings, run_probe
+from jupyter_detllm.kernel.stamping import Emitted, Ledger, note_recorded
+from jupyter_detllm.kernel.status import stamps_text
+from jupyter_detllm.metering.thresholds import Thresholds
 from jupyter_detllm.render.cell import generations_html
 
-__all__ = ["VERBS", "Surface"]
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["VERBS", "Surface", "models_in_training", "set_thresholds", "watch"]
 
 _SETUP = (
     "seed",
@@ -120,8 +140,6 @@ class Surface:
 
     def show(self, tokens: list[str]) -> None:
         """Run `%detllm show`: a widget where there can be one, text and HTML in any case."""
-        from jupyter_detllm.kernel.showing import show_panel
-
         arguments = verb_parser("show").parse(tokens)
         note_recorded(self.session.ledger)
         show_panel(self.shell, self.session, static=arguments.static)
@@ -160,8 +178,6 @@ class Surface:
 
     def bisect(self, tokens: list[str]) -> None:
         """Run `%detllm bisect`: nothing of this kernel's engine is used or changed."""
-        from jupyter_detllm.kernel.bisecting import bisect_saved
-
         arguments = verb_parser("bisect").parse(tokens)
         slot = Slot(self.shell, live=self.config.show_progress)
         with slot.settled("bisect: nothing was found out"):
@@ -170,16 +186,12 @@ class Surface:
 
     def doctor(self, tokens: list[str]) -> None:
         """Run `%detllm doctor`: findings about kernel, machine and notebook."""
-        from jupyter_detllm.kernel.doctoring import doctor_here
-
         arguments = verb_parser("doctor").parse(tokens)
         text = doctor_here(self.shell, self.session, arguments.notebook, arguments.model)
         show_text(self.shell, text)
 
     def probe(self, tokens: list[str]) -> None:
         """Run `%detllm probe`: the self-test on the running engine."""
-        from jupyter_detllm.kernel.probing import probe_running
-
         arguments = verb_parser("probe").parse(tokens)
         slot = Slot(self.shell, live=self.config.show_progress)
         with slot.settled("probe: nothing was found out"):
@@ -291,3 +303,221 @@ VERBS: Mapping[str, Callable[[Surface, list[str]], None]] = {
 
 if VERBS.keys() != VERB_PARSERS.keys():
     raise AssertionError("every verb has a parser, and every parser a verb")
+
+
+def show_panel(shell: Any, session: Session, *, static: bool) -> None:
+    """Show the panel: text and HTML, and a widget beside them unless `static`.
+
+    A terminal has no widgets, nor has an environment without anywidget.
+    """
+    from jupyter_detllm.kernel.panel import content_of, panel_html, panel_text
+
+    content = content_of(session)
+    text, markup = panel_text(content), panel_html(content)
+    if static or not hasattr(shell, "kernel"):
+        show_text(shell, text, markup)
+        return
+    from jupyter_detllm.kernel.panel_widget import open_panel
+
+    cell_id = getattr(running_cells().outermost, "cell_id", None)
+    try:
+        data, metadata = open_panel(session, content, cell_id)
+    except ImportError:
+        show_text(shell, text, markup)
+        return
+    show_bundle(shell, text, markup, data, metadata)
+
+
+THRESHOLDS = ("min_tokens_per_second", "max_p99_ms", "max_token_p99_ms", "max_memory")
+"""The thresholds, as `%config DetLLM` spells them; options have dashes."""
+
+
+def watch(session: Session, config: DetLLM) -> None:
+    """Take the thresholds from the configuration, as it is whenever they are needed."""
+    session.metrics.thresholds = _reader(config)
+
+
+def _reader(config: Any) -> Callable[[], Thresholds]:
+    return lambda: Thresholds(**{name: getattr(config, name) for name in THRESHOLDS})
+
+
+def set_thresholds(config: Any, arguments: Namespace) -> None:
+    """Set the thresholds that a line names; 0 or ``off`` takes one away.
+
+    Raises
+    ------
+    UsageError
+        For one that is out of range.
+    """
+    given = {name: getattr(arguments, name) for name in THRESHOLDS}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if value < 0 or (name == "max_memory" and value > 1):
+            span = "a share, 0 to 1" if name == "max_memory" else "a number, 0 takes it away"
+            raise UsageError(f"--{name.replace('_', '-')} is {value:g}", expected=span)
+    for name, value in given.items():
+        if value is not None:
+            setattr(config, name, value or None)
+
+
+LEDGER_KEY = "detllm_ledger"
+_LEDGER_VERSION = 1
+_MOST_LEDGER_BYTES = 2_000_000
+"""Jupyter servers may drop messages beyond 3 MB within 3 seconds."""
+
+
+def ledger_content(entries: Iterable[Emitted]) -> tuple[dict[str, Any], list[Emitted]]:
+    """Return what goes beside the list, and the entries for which there was no room.
+
+    The latest cells come first; a cell without an id cannot be found again.
+    """
+    cells: list[dict[str, Any]] = []
+    left_out = []
+    size = 0
+    for entry in reversed([e for e in entries if e.cell_id]):
+        outputs = [{"data": data, "metadata": meta} for data, meta in displays_of(entry)]
+        cell = {"cell_id": entry.cell_id, "outputs": outputs}
+        size += (length := len(json.dumps(cell)))
+        if size > _MOST_LEDGER_BYTES:
+            size -= length
+            left_out.append(entry)
+        else:
+            cells.append(cell)
+    return {"version": _LEDGER_VERSION, "cells": cells}, left_out
+
+
+def show_stamps(shell: Any, ledger: Ledger) -> None:
+    """List the stamped cells; to a front end with cells, send their outputs as well."""
+    text = stamps_text(ledger)
+    transient: dict[str, Any] = {}
+    if is_watched(shell) and len(ledger):
+        transient[LEDGER_KEY], left_out = ledger_content(ledger.entries())
+        if left_out:
+            names = ", ".join(e.label for e in reversed(left_out))
+            text += f"\ntoo large to be put back: {names}; %detllm stamps --emit NAME shows one"
+    data = {"text/plain": text}
+    shell.display_pub.publish(data=data, metadata={}, transient=transient)
+
+
+def probe_running(session: Session, progress: Callable[[str], None], *, short: bool = False) -> str:
+    """Test the running engine and return the table; raises what `run_probe` does."""
+    from jupyter_detllm.render.selftest import table_text
+
+    found = run_probe(session, progress, short=short)
+    note = "preemption: `jupyter detllm probe MODEL` tries it, with an engine of its own"
+    return f"{table_text(found)}\n  {note}"
+
+
+def bisect_saved(shell: Any, arguments: Namespace, say: Callable[[str], None]) -> str:
+    """Bisect a cell of the saved file; return the report as text.
+
+    Raises
+    ------
+    UsageError
+        For a cell or a setting that does not exist, or while this kernel holds a GPU.
+    NotebookError
+        For a file that cannot be read.
+    """
+    from jupyter_detllm.core.notebook import read_notebook
+    from jupyter_detllm.core.policy import DEFAULT_POLICY
+    from jupyter_detllm.render.bisect import bisect_text
+    from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell
+    from jupyter_detllm.verify.bisect_cell import choose_cell
+    from jupyter_detllm.verify.bisect_plan import settings_named
+    from jupyter_detllm.verify.sources import read_file
+
+    asked = Policy.parse(arguments.policy) if arguments.policy else None
+    only = settings_named(arguments.only)
+    fix = "%detllm bisect NAME --notebook FILE.ipynb"
+    path = notebook_of(shell, arguments.notebook, fix)
+    _refuse_on_gpu()
+    view = read_notebook(read_file(path).data)
+    cell = choose_cell(view, arguments.name, asked or DEFAULT_POLICY)
+    policy = asked or cell.policy or DEFAULT_POLICY
+    options = BisectOptions(policy, arguments.model, only=only, every=arguments.all)
+    return bisect_text(bisect_cell(path.name, cell, options, say=say))
+
+
+def _refuse_on_gpu() -> None:
+    from jupyter_detllm.controls.environ import Event
+    from jupyter_detllm.controls.guard import observed_events
+
+    if Event.CUDA_START in observed_events(sys.modules):
+        raise UsageError(
+            "this kernel holds GPU memory, which the runs need",
+            expected="a bisection outside of it",
+            fix="`jupyter detllm bisect FILE.ipynb --cell NAME` after shutting the kernel down",
+        )
+
+
+def doctor_here(shell: Any, session: Session, notebook: str | None, model: str | None) -> str:
+    """Return the report on this kernel.
+
+    Parameters
+    ----------
+    notebook
+        The saved file; without it the one the front end names, else the cells run so far.
+    model
+        Folder of a model whose config is read too.
+    """
+    from jupyter_detllm.doctor.scene import (
+        Live,
+        code_of_cells,
+        given_model,
+        scenes_of,
+        with_code,
+        world,
+    )
+    from jupyter_detllm.doctor.table import examine
+    from jupyter_detllm.probes.process import hash_seed_in_force
+    from jupyter_detllm.render.doctor import doctor_text
+
+    live = Live(
+        report=session.controls,
+        level=session.settings.level if session.settings else None,
+        fields=session.fingerprint().values(),
+        training=models_in_training(shell.user_ns),
+        hash_seed=hash_seed_in_force(),
+    )
+    base = world(os.environ, live=live)
+    try:
+        path = notebook_of(shell, notebook, "%detllm doctor FILE.ipynb")
+    except UsageError:
+        ran = [str(source) for source in shell.history_manager.input_hist_raw[1:]]
+        given = () if model is None else (given_model(model),)
+        code = code_of_cells(ran, "the cells run so far")
+        scenes = [with_code(base, code, Path(), given)]
+    else:
+        scenes = scenes_of(base, [path], model=model)
+    return doctor_text(examine(scenes)).rstrip("\n")
+
+
+def models_in_training(namespace: Mapping[str, object]) -> dict[str, int] | None:
+    """Return names bound to models in training mode, with their layers of dropout.
+
+    Returns
+    -------
+    dict or None
+        Models without such a layer are left out; None while torch is half imported.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    module_class = getattr(getattr(torch, "nn", None), "Module", None)
+    if module_class is None:
+        return None
+    found = {}
+    for name, value in namespace.items():
+        # By type alone: nothing of a user's object is asked.
+        if name.startswith("_") or not issubclass(type(value), module_class):
+            continue
+        layers = sum(map(_has_dropout, value.modules()))  # type: ignore[attr-defined]
+        if layers:
+            found[name] = layers
+    return found
+
+
+def _has_dropout(layer: Any) -> bool:
+    kind = type(layer).__name__
+    return "Dropout" in kind and bool(layer.training) and getattr(layer, "p", 0.0) > 0

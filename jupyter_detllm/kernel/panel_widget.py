@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jupyter_detllm.kernel.recording import note_recorded
-from jupyter_detllm.widget.content import Content, content_of
+from jupyter_detllm.kernel.panel import Content, content_of
+from jupyter_detllm.kernel.stamping import note_recorded
 
 if TYPE_CHECKING:
     from jupyter_detllm.kernel.session import Session

@@ -1,0 +1,675 @@
+"""A magic's line to arguments: what `%detllm` and `%%detgen` understand, and their help.
+
+Quotes are as in a shell, and every mistake is one line with a hint. There is one parser per
+verb; of the line of `%detllm use` our own options are taken out and the engine's passed on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NoReturn
+
+from IPython.core.magic_arguments import MagicArgumentParser
+
+from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.levels import DEFAULT_LEVEL, Level
+from jupyter_detllm.errors import UsageError, nearest
+from jupyter_detllm.kernel.prompts import CELL_NAME, NAME_EXPECTED
+from jupyter_detllm.kernel.session import option_name, put_option
+
+__all__ = [
+    "EVERY_CELL",
+    "FAKE",
+    "OWN_MODELS",
+    "VERB_PARSERS",
+    "ArgumentParser",
+    "Namespace",
+    "asks_for_help",
+    "check_model",
+    "detgen_help",
+    "detgen_parser",
+    "detllm_help",
+    "parse_use",
+    "setup_parser",
+    "split_line",
+    "verb_parser",
+    "without_comment",
+]
+
+Namespace = argparse.Namespace
+_OPTION_NAME = re.compile(r"--?[A-Za-z][\w-]*")
+_COMMENT = re.compile(r"(?:^|\s)#(?=\s|$)")
+_DASHES = re.compile(r"[\u2010-\u2015\u2212]+(?=[A-Za-z])")
+_ARGUMENT = re.compile(r"argument (\S+?)(?:/\S+)?: (.+)")
+
+
+def split_line(line: str) -> list[str]:
+    """Split a magic's line; single and double quotes group, a backslash escapes.
+
+    Raises
+    ------
+    UsageError
+        For a quotation that does not end.
+    """
+    try:
+        return [_plain_dash(token) for token in shlex.split(line, comments=False, posix=True)]
+    except ValueError:
+        raise UsageError(
+            "a quotation on the magic's line does not end",
+            expected="a closing quote, or \\' for an apostrophe",
+        ) from None
+
+
+def without_comment(line: str) -> str:
+    """Return a line up to a ``#`` that stands alone outside of quotes, as after a statement."""
+    for found in _COMMENT.finditer(line):
+        before = line[: found.start()]
+        try:
+            shlex.split(before)
+        except ValueError:  # inside a quotation
+            continue
+        return before
+    return line
+
+
+def _plain_dash(token: str) -> str:
+    """Refuse an option whose dashes a word processor has replaced."""
+    found = _DASHES.match(token)
+    if found is None:
+        return token
+    raise UsageError(
+        f"{token!r:.60} begins with another dash than a keyboard's",
+        fix=f"--{token[found.end() :]}",
+    )
+
+
+def asks_for_help(tokens: Sequence[str]) -> bool:
+    """Tell whether a line asks for help as on a command line, first or last."""
+    return bool(tokens) and bool({tokens[0], tokens[-1]} & {"-h", "--help"})
+
+
+def number(text: str) -> float:
+    """Read a finite number (an `argparse` type)."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def identifier(text: str) -> str:
+    """Read a Python variable name (an `argparse` type)."""
+    if not text.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a variable name")
+    return text
+
+
+class ArgumentParser(MagicArgumentParser):
+    """A magic's parser whose mistakes are `UsageError` with the nearest option.
+
+    Abbreviated options are refused: a later option could change what they mean.
+
+    Attributes
+    ----------
+    synopsis
+        What follows the magic's name, for the help.
+    """
+
+    def __init__(self, prog: str, *, synopsis: str = "", description: str) -> None:
+        super().__init__(
+            prog=prog,
+            usage=argparse.SUPPRESS,
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.synopsis = synopsis
+        self.allow_abbrev = False
+        self.color = False  # Python 3.14 would colour what a notebook shows
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found wrong, on one line."""
+        found = _ARGUMENT.match(message)
+        if found:
+            message = f"{found.group(1)}: {found.group(2)}"
+        message = message.replace("invalid number value", "invalid float value")
+        raise UsageError(message, fix=self.help_line)
+
+    @property
+    def help_line(self) -> str:
+        """What shows this parser's help."""
+        return f"{self.prog.split()[0]}?"
+
+    def section(self) -> str:
+        """Return this parser's part of a help text, under a heading."""
+        title = f"{self.prog} {self.synopsis}".rstrip()
+        return f"{title}\n{'-' * len(title)}\n{self.format_help()}"
+
+    @property
+    def option_strings(self) -> list[str]:
+        """Every option, long spellings only where an option has one."""
+        out: list[str] = []
+        for action in self._actions:
+            names = [name for name in action.option_strings if name.startswith("--")]
+            out.extend(names or action.option_strings)
+        return out
+
+    def action(self, option: str) -> argparse.Action | None:
+        """Return the action of an option string, None for an unknown one."""
+        found: argparse.Action | None = self._option_string_actions.get(option)
+        return found
+
+    def parse(self, tokens: Sequence[str]) -> Namespace:
+        """Parse all of `tokens`.
+
+        Raises
+        ------
+        UsageError
+            For anything this parser does not know, with the nearest it does.
+        """
+        for token in tokens:
+            if self._is_unknown_option(token):
+                self.refuse(token)
+        arguments: Namespace
+        arguments, unknown = self.parse_known_args(list(tokens))
+        if unknown:
+            self.refuse(unknown[0])
+        return arguments
+
+    def _is_unknown_option(self, token: str) -> bool:
+        """Tell whether argparse would take a token's value for something else."""
+        name = token.split("=", 1)[0]
+        if not _OPTION_NAME.fullmatch(name) or name in self._option_string_actions:
+            return False
+        return name.startswith("--") or name[:2] not in self._option_string_actions
+
+    def refuse(self, token: str) -> NoReturn:
+        """Refuse an argument that does not exist."""
+        name = token.split("=", 1)[0]
+        if not name.startswith("-"):
+            raise UsageError(f"{self.prog} has no place for {token!r:.60}", fix=self.help_line)
+        near = nearest(name, self.option_strings)
+        raise UsageError(
+            f"{self.prog} has no option {name!r:.60}",
+            expected=f"perhaps {near}" if near else "one of its options",
+            fix=self.help_line,
+        )
+
+
+FAKE = "fake"
+OWN_MODELS = ("demo", FAKE)
+"""Names of ours; any other is a folder or a Hugging Face id."""
+
+_ASSIGNMENT = re.compile(r"[A-Za-z][\w-]*=")
+_ENGINE_OPTION = re.compile(r"--[A-Za-z][\w-]*(=.*)?", re.DOTALL)
+
+
+def parse_use(
+    tokens: Sequence[str], parser: ArgumentParser
+) -> tuple[Namespace, dict[str, FieldValue]]:
+    """Return our arguments and the engine's options by name.
+
+    Raises
+    ------
+    UsageError
+        Without a model, for a second one, or an option given twice.
+    """
+    if not tokens or tokens[0].startswith("-") or _ASSIGNMENT.match(tokens[0]):
+        raise UsageError(
+            "%detllm use needs a model first",
+            expected="demo, fake, a folder or owner/name",
+            fix="%detllm use demo",
+        )
+    ours = [tokens[0]]
+    engine: dict[str, FieldValue] = {}
+    rest = list(tokens[1:])
+    while rest:
+        token = rest.pop(0)
+        action = parser.action(token.split("=", 1)[0])
+        if action is not None:
+            ours.append(token)
+            if action.nargs != 0 and "=" not in token and rest:
+                ours.append(rest.pop(0))
+        else:
+            _take(token, rest, engine)
+    check_model(tokens[0])
+    return parser.parse(ours), engine
+
+
+def check_model(model: str) -> None:
+    """Refuse a misspelt name of ours at once; any other name is the engine's to judge.
+
+    Raises
+    ------
+    UsageError
+        With the name that was meant.
+    """
+    near = nearest(model, OWN_MODELS, cutoff=0.7)
+    if near and model not in OWN_MODELS and not os.path.exists(model):
+        raise UsageError(
+            f"there is no model {model!r:.60}",
+            expected=f"perhaps {near}",
+            fix=f"%detllm use {near}",
+        )
+
+
+def _take(token: str, rest: list[str], engine: dict[str, FieldValue]) -> None:
+    """Move one engine option, with its value, from the line to `engine`."""
+    value: FieldValue
+    if _ASSIGNMENT.match(token) or (_ENGINE_OPTION.fullmatch(token) and "=" in token):
+        spelled, _, value = token.partition("=")
+    elif _ENGINE_OPTION.fullmatch(token):
+        spelled = token
+        if rest and not _ENGINE_OPTION.fullmatch(rest[0]) and not _ASSIGNMENT.match(rest[0]):
+            value = rest.pop(0)
+        else:
+            value = not token.startswith("--no-")
+            spelled = token.replace("--no-", "--", 1) if token.startswith("--no-") else token
+    else:
+        raise UsageError(
+            f"%detllm use has no place for {token!r:.60}",
+            expected="one model, then --option value or option=value",
+            fix="%detllm?",
+        )
+    put_option(engine, option_name(spelled), value)
+
+
+DETERMINISTIC_MODES = ("off", "warn", "error")
+EVERY_CELL = "*"
+"""What `--emit` without a name stands for; no cell can be named so."""
+
+_FLAG: dict[str, Any] = {"action": "store_true", "default": None}
+
+
+def _add_setup(parser: ArgumentParser, *, shown: bool = True) -> ArgumentParser:
+    """Add what the session is set up with; None means: leave it as it is."""
+    modes = ", ".join(DETERMINISTIC_MODES)
+    levels = ", ".join(Level)
+    rows: list[tuple[str, str, dict[str, Any]]] = [
+        ("--seed", "root seed, 0 to 2**63 - 1 (first call: 0)", {"type": int, "metavar": "N"}),
+        (
+            "--level",
+            f"guarantee level: {levels} (first call: {DEFAULT_LEVEL})",
+            {"choices": [level.value for level in Level], "metavar": "LEVEL"},
+        ),
+        (
+            "--torch-deterministic",
+            f"torch's deterministic algorithms: {modes}",
+            {"choices": DETERMINISTIC_MODES, "metavar": "MODE"},
+        ),
+        ("--launch-blocking", "CUDA kernels one after the other: slow, to find an error", _FLAG),
+        ("--dtype", "the engine's dtype, such as float32", {"metavar": "TYPE"}),
+        ("--no-tf32", "never round float32 operands to TF32", _FLAG),
+        ("--eager", "start the engine without compilation or CUDA graphs", _FLAG),
+    ]
+    for option, text, more in rows:
+        parser.add_argument(option, help=text if shown else argparse.SUPPRESS, **more)
+    return parser
+
+
+@cache
+def setup_parser() -> ArgumentParser:
+    """Return the parser of `%detllm` without a verb."""
+    return _add_setup(
+        ArgumentParser(
+            "%detllm",
+            synopsis="[options]",
+            description="Seed everything and set the determinism controls; later: show status.",
+        )
+    )
+
+
+@cache
+def _use_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        "%detllm use",
+        synopsis="MODEL [options] [engine options]",
+        description=(
+            "Start the kernel's one engine. The options of %detllm are understood too; any other\n"
+            "goes to the engine as vLLM spells it: --max-model-len 4096 or max_model_len=4096.\n"
+            "--lora FOLDER loads a LoRA adapter, whose digest is recorded beside the model's."
+        ),
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="demo, fake, a folder, a Hugging Face id (owner/name), or a server's address",
+    )
+    return _add_setup(parser, shown=False)
+
+
+@cache
+def _status_parser() -> ArgumentParser:
+    return ArgumentParser(
+        "%detllm status", description="Level, seed, engine, every control, and the stamped cells."
+    )
+
+
+@cache
+def _show_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        "%detllm show",
+        synopsis="[--static]",
+        description=(
+            "A panel: the fingerprint by group, late controls, self-test, stamped cells. Without\n"
+            "widgets (--static, a terminal) the same as text and HTML, for notebooks to be kept."
+        ),
+    )
+    parser.add_argument("--static", action="store_true", help="never make a widget")
+    return parser
+
+
+@cache
+def _check_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        "%detllm check",
+        synopsis="[FILE] [options]",
+        description="Compare what the saved notebook holds: outputs with their references.",
+    )
+    add = parser.add_argument
+    add("notebook", nargs="?", metavar="FILE", help="the notebook, where the front end is silent")
+    add("--policy", metavar="POLICY", help="what counts as equal: tokens, bitwise, ...")
+    return parser
+
+
+@cache
+def _stamps_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        "%detllm stamps",
+        synopsis="[options]",
+        description="List the stamped cells of this kernel; JupyterLab puts lost outputs back.",
+    )
+    add = parser.add_argument
+    add(
+        "--emit",
+        nargs="?",
+        const=EVERY_CELL,
+        metavar="NAME",
+        help="put text and stamp of cell NAME, or of all cells, into this cell's output",
+    )
+    add("--forget", metavar="NAME", help="free the name of a cell that was deleted")
+    return parser
+
+
+@cache
+def _release_parser() -> ArgumentParser:
+    return ArgumentParser(
+        "%detllm release", description="Shut the engine down; say what was freed and what was not."
+    )
+
+
+@cache
+def _probe_parser() -> ArgumentParser:
+    text = "Test whether generations of the running engine depend on what shares their batch."
+    parser = ArgumentParser("%detllm probe", synopsis="[--short]", description=text)
+    parser.add_argument(
+        "--short",
+        action="store_true",
+        help="fewer prompts and compositions, as at an engine's start",
+    )
+    return parser
+
+
+@cache
+def _doctor_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        "%detllm doctor",
+        synopsis="[FILE] [options]",
+        description=(
+            "Look at this kernel, its machine and the notebook: what is wrong, and what mends it.\n"
+            "Code is read, never executed."
+        ),
+    )
+    add = parser.add_argument
+    add("notebook", nargs="?", metavar="FILE", help="the notebook, where the front end is silent")
+    add("--model", metavar="FOLDER", help="also read this model's config.json")
+    return parser
+
+
+@cache
+def _bisect_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        "%detllm bisect",
+        synopsis="[NAME] [options]",
+        description=(
+            "Send a saved cell's recorded requests again, with one setting changed at a time,\n"
+            "in processes of their own; name the change that makes its difference vanish."
+        ),
+    )
+    add = parser.add_argument
+    add("name", nargs="?", metavar="NAME", help="name or number of the cell that differs")
+    add("--notebook", metavar="FILE", help="the saved notebook, where the front end does not tell")
+    add("--policy", metavar="POLICY", help="what counts as equal: tokens, bitwise, ...")
+    add("--model", metavar="MODEL", help="what to load, where it is not demo")
+    add("--only", metavar="LIST", default="", help="try these settings only, comma-separated")
+    add("--all", action="store_true", help="go on after the first that makes it vanish")
+    return parser
+
+
+@cache
+def _metrics_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        "%detllm metrics",
+        synopsis="[options]",
+        description=(
+            "Tokens/s, latency, KV cache, memory and cache hits of this kernel and its cells.\n"
+            "True of this run only. A threshold that is set stays set; 0 takes it away."
+        ),
+    )
+    add = parser.add_argument
+    add("--min-tokens-per-second", type=number, metavar="N", help="warn below so many tokens/s")
+    add("--max-p99-ms", type=number, metavar="MS", help="warn when p99 per request takes longer")
+    add("--max-token-p99-ms", type=number, metavar="MS", help="the same from token to token")
+    add("--max-memory", type=number, metavar="SHARE", help="warn above this share, 0.9 is 90 %%")
+    add("--json", action="store_true", help="show JSON")
+    return parser
+
+
+VERB_PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
+    "use": _use_parser,
+    "status": _status_parser,
+    "show": _show_parser,
+    "check": _check_parser,
+    "stamps": _stamps_parser,
+    "release": _release_parser,
+    "bisect": _bisect_parser,
+    "probe": _probe_parser,
+    "metrics": _metrics_parser,
+    "doctor": _doctor_parser,
+}
+
+
+def verb_parser(verb: str) -> ArgumentParser:
+    """Return the parser of a verb; raise `KeyError` for one that does not exist."""
+    return VERB_PARSERS[verb]()
+
+
+_DETLLM_HEAD = """\
+Same requests, same text: seed the kernel, set its controls, run one engine.
+
+Examples
+--------
+Seed and set controls first, before anything imports torch or vllm::
+
+  %detllm --seed 42
+
+Start the engine; generate with %%detgen in a cell of its own::
+
+  %detllm use demo --max-model-len 4096
+
+Free the engine to start another::
+
+  %detllm release
+
+Without a verb or options it shows the status. The verbs are: {verbs}.
+"""
+
+
+def detllm_help() -> str:
+    """Return what `%detllm?` shows."""
+    head = _DETLLM_HEAD.format(verbs=", ".join(VERB_PARSERS))
+    parts = [setup_parser(), *(verb_parser(verb) for verb in VERB_PARSERS)]
+    return "\n".join([head, *(parser.section() for parser in parts)])
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+
+
+def _cell_name(text: str) -> str:
+    if not CELL_NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.60} is not a cell name; expected {NAME_EXPECTED}"
+        )
+    return text
+
+
+def _stop(text: str) -> str:
+    r"""Read a stop string: \n, \t, \r and \\ are what they are in Python."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty stop string would stop at once")
+    return re.sub(r"\\([ntr\\])", lambda found: _ESCAPES[found.group(1)], text)
+
+
+@cache
+def detgen_parser() -> ArgumentParser:
+    """Return the parser of `%%detgen`'s line."""
+    parser = ArgumentParser(
+        "%%detgen",
+        synopsis="[NAME] [options]",
+        description=(
+            "The body is one chat message, or several prompts split at lines that are exactly\n"
+            "---. The cell's output gets the text and a stamp."
+        ),
+    )
+    parser.add_argument(
+        "name", nargs="?", default=None, type=_cell_name, metavar="NAME", help="name of the cell"
+    )
+    _add_prompt_options(parser)
+    _add_sampling_options(parser)
+    _add_result_options(parser)
+    _add_cache(parser)
+    _add_expectation(parser)
+    return parser
+
+
+def _add_prompt_options(parser: ArgumentParser) -> None:
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--text", action="store_true", help="complete raw text, no chat template")
+    kinds.add_argument(
+        "--messages", action="store_true", help="the body is JSON: a list of chat messages"
+    )
+    add = parser.add_argument
+    add("--system", metavar="TEXT", help="system message before each prompt")
+    add("--no-split", action="store_true", help="one prompt: lines of --- are part of it")
+    add("--fill", action="store_true", help="put variables in for {name}; {{name}} stays {name}")
+
+
+def _add_sampling_options(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--temperature", type=number, metavar="T", help="0 is greedy")
+    add("--top-p", type=number, metavar="P", help="sample from the likeliest mass P, 0 < P <= 1")
+    add("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens; 0 is off")
+    add("--max-tokens", type=int, metavar="N", help="most tokens per completion")
+    add("-n", type=int, default=1, metavar="N", help="completions per prompt")
+    add(
+        "--stop",
+        action="append",
+        type=_stop,
+        metavar="TEXT",
+        help="end before TEXT; may be given again; \\n is a line end",
+    )
+    add(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="occurrence i of a prompt, completion j gets S + i*n + j (default: derived seeds)",
+    )
+    add("--beam-width", type=int, metavar="N", help="beam search with N beams")
+    add("--length-penalty", type=number, metavar="A", help="of beam search")
+
+
+def _add_result_options(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--policy",
+        metavar="POLICY",
+        help="what a check accepts: tokens, bitwise, within(ATOL) or prefix(N)",
+    )
+    add("--out", type=identifier, metavar="VAR", help="put the list of generations into VAR")
+    add(
+        "--no-store-prompt",
+        action="store_true",
+        default=None,
+        help="stamp digests of the prompts only; they cannot be replayed then",
+    )
+
+
+def _add_cache(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--cache",
+        action=argparse.BooleanOptionalAction,
+        help="take an equal request's result out of the cache; it verifies nothing",
+    )
+    add(
+        "--verify-sample",
+        type=number,
+        metavar="P",
+        help="with --cache: share of cached results generated again and compared, 0 to 1",
+    )
+
+
+def _add_expectation(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--expect",
+        metavar="PATTERN",
+        help="regular expression to be found in each text; @FILE.json or @VAR: a JSON schema",
+    )
+    add("--tries", type=int, metavar="N", help="generate again what is not as expected (default 1)")
+    add(
+        "--unmet",
+        choices=("error", "warn"),
+        metavar="WHAT",
+        help="when the last try is not as expected: error (the default) or warn",
+    )
+
+
+_DETGEN_HEAD = """\
+Generate from the cell's body and stamp what the text depends on.
+
+Examples
+--------
+One chat message, greedy::
+
+  %%detgen haiku --temperature 0
+  Write a haiku about rain.
+
+Three prompts in one batch, sampled, into a variable::
+
+  %%detgen colours --temperature 0.8 --max-tokens 20 --out answers
+  Name a colour.
+  ---
+  Name another colour.
+  ---
+  Name a colour nobody knows.
+
+An answer of one digit, tried up to five times::
+
+  %%detgen --temperature 0.8 --expect '^\\d$' --tries 5
+  Rate this haiku from 0 to 9. Answer with one digit.
+
+Raw completion with a variable put in::
+
+  %%detgen --text --fill --stop "\\n"
+  The capital of {country} is
+"""
+
+
+def detgen_help() -> str:
+    """Return what `%%detgen?` shows."""
+    return f"{_DETGEN_HEAD}\n{detgen_parser().section()}"
