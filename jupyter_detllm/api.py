@@ -38,7 +38,7 @@ from jupyter_detllm.kernel.prompts import (
 )
 from jupyter_detllm.kernel.session import Session, Settings, current_session, keep, merged
 from jupyter_detllm.kernel.stamping import Emitted, note_recorded
-from jupyter_detllm.metering.log import Metrics
+from jupyter_detllm.metering.measures import Metrics
 
 if TYPE_CHECKING:
     from jupyter_detllm.engines.selftest import SelfTest

@@ -72,7 +72,7 @@ def through_cache(
 
 def _count(report: CacheReport) -> None:
     """Tell `%detllm metrics` what the cache did."""
-    from jupyter_detllm.metering.counters import Event, count
+    from jupyter_detllm.metering.measures import Event, count
 
     missed = len(report.mismatches)
     count(Event.CACHE_HIT, report.hits)

@@ -56,7 +56,7 @@ from jupyter_detllm.kernel.prompts import Ask, CacheUse, fill, prompts_of, split
 from jupyter_detllm.kernel.session import Session, Settings, run_probe
 from jupyter_detllm.kernel.stamping import Emitted, Ledger, note_recorded
 from jupyter_detllm.kernel.status import stamps_text
-from jupyter_detllm.metering.thresholds import Thresholds
+from jupyter_detllm.metering.measures import Thresholds
 from jupyter_detllm.render.cell import generations_html
 
 if TYPE_CHECKING:

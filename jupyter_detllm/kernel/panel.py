@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jupyter_detllm.invariance.base import KernelRow
     from jupyter_detllm.kernel.session import Session
     from jupyter_detllm.kernel.stamping import Emitted
-    from jupyter_detllm.metering.log import Metrics
+    from jupyter_detllm.metering.measures import Metrics
 
 __all__ = ["CellRow", "Content", "FieldRow", "content_of", "panel_html", "panel_text"]
 

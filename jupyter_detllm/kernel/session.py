@@ -47,8 +47,7 @@ from jupyter_detllm.kernel.caching import through_cache
 from jupyter_detllm.kernel.prompts import Ask, checked_ask
 from jupyter_detllm.kernel.shown import shown_option, shown_text
 from jupyter_detllm.kernel.stamping import CellRecord, Circumstances, Emitted, Ledger, Recorder
-from jupyter_detllm.metering.log import MetricsLog
-from jupyter_detllm.metering.measures import measure
+from jupyter_detllm.metering.measures import MetricsLog, measure
 from jupyter_detllm.probes.memory import memory_use
 
 if TYPE_CHECKING:

@@ -1,17 +1,36 @@
-"""Statistics of generate calls put together: of one cell, or of all that a kernel ran."""
+"""What generate calls cost: statistics of one cell, and of all that a kernel ran.
+
+A user may set thresholds; none is set by default.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
 
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.engines.base import RunStats, Timings, seconds_of
 from jupyter_detllm.probes.memory import MemoryUse
 
-__all__ = ["Latency", "Measures", "measure", "together"]
+__all__ = [
+    "CellMetrics",
+    "Event",
+    "Latency",
+    "Measures",
+    "Metrics",
+    "MetricsLog",
+    "Thresholds",
+    "count",
+    "counts",
+    "crossed",
+    "measure",
+    "together",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +213,158 @@ def _largest(uses: Sequence[MemoryUse | None]) -> MemoryUse | None:
         return None
     last = known[-1]
     return replace(last, peak=max(use.peak for use in known if use.where == last.where))
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What generating may cost; None is not watched.
+
+    Attributes
+    ----------
+    min_tokens_per_second
+        Fewest generated tokens per second.
+    max_p99_ms, max_token_p99_ms
+        Largest p99 latency per request, and from token to token.
+    max_memory
+        Largest peak of memory, as a share of what there is.
+    """
+
+    min_tokens_per_second: float | None = None
+    max_p99_ms: float | None = None
+    max_token_p99_ms: float | None = None
+    max_memory: float | None = None
+
+
+def crossed(measures: Measures, limits: Thresholds) -> tuple[str, ...]:
+    """Return one short text per threshold that is crossed; what is unknown crosses none."""
+    found = []
+    rate, least = measures.tokens_per_second, limits.min_tokens_per_second
+    if rate is not None and least is not None and rate < least:
+        found.append(f"{rate:.4g} tokens/s, asked for at least {least:g}")
+    for what, seconds, most in (
+        ("per request", measures.request.p99, limits.max_p99_ms),
+        ("per token", measures.token.p99, limits.max_token_p99_ms),
+    ):
+        if seconds is not None and most is not None and 1000 * seconds > most:
+            found.append(f"p99 {what} {1000 * seconds:.4g} ms, asked for at most {most:g}")
+    memory, share = measures.memory, limits.max_memory
+    if memory is not None and share is not None and memory.share > share:
+        found.append(f"{memory.where} memory {memory.share:.1%}, asked for at most {share:.0%}")
+    return tuple(found)
+
+
+_MOST_CELLS = 500
+_MOST_TIMES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class CellMetrics:
+    """One run of a stamped cell: its name or ``#n``, the guarantee level, what it cost."""
+
+    label: str
+    level: str
+    measures: Measures
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What a kernel's generating has cost so far. Volatile: nothing of it is in a stamp.
+
+    Attributes
+    ----------
+    kernel
+        All runs together.
+    cells
+        The latest runs of stamped cells, oldest first.
+    events
+        What else was counted in this process (`Event`).
+    thresholds
+        What the user watches.
+    """
+
+    kernel: Measures = field(default_factory=Measures)
+    cells: tuple[CellMetrics, ...] = ()
+    events: Mapping[Event, int] = field(default_factory=dict)
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+    @property
+    def crossed(self) -> tuple[str, ...]:
+        """The thresholds that the kernel as a whole crosses, one short text each."""
+        return crossed(self.kernel, self.thresholds)
+
+    def crossed_by(self, cell: CellMetrics) -> tuple[str, ...]:
+        """Return the thresholds that one cell crosses."""
+        return crossed(cell.measures, self.thresholds)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return everything by name."""
+        limits = self.thresholds
+        return {
+            "kernel": {**self.kernel.to_json(), "crossed": list(self.crossed)},
+            "cells": [
+                {
+                    "label": cell.label,
+                    "level": cell.level,
+                    **cell.measures.to_json(),
+                    "crossed": list(self.crossed_by(cell)),
+                }
+                for cell in self.cells
+            ],
+            "events": {event.value: number for event, number in self.events.items()},
+            "thresholds": {name: getattr(limits, name) for name in limits.__slots__},
+        }
+
+
+class MetricsLog:
+    """Collects what each run of a cell has cost.
+
+    Attributes
+    ----------
+    thresholds
+        Returns what is watched now.
+    """
+
+    def __init__(self) -> None:
+        self.thresholds: Callable[[], Thresholds] = Thresholds
+        self._kernel = Measures()
+        self._cells: deque[CellMetrics] = deque(maxlen=_MOST_CELLS)
+
+    def add(self, label: str, level: str, measures: Measures) -> None:
+        """Keep one run of a cell; of single times only the latest are kept."""
+        self._cells.append(CellMetrics(label, level, measures))
+        self._kernel = together((self._kernel, measures), most_times=_MOST_TIMES)
+
+    def crossed(self, measures: Measures) -> tuple[str, ...]:
+        """Return the thresholds that `measures` cross now."""
+        return crossed(measures, self.thresholds())
+
+    def figures(self) -> Metrics:
+        """Return everything so far."""
+        return Metrics(self._kernel, tuple(self._cells), counts(), self.thresholds())
+
+
+class Event(StrEnum):
+    """What is counted, per request."""
+
+    CACHE_HIT = "cache_hits"
+    CACHE_MISS = "cache_misses"
+    CACHE_VERIFIED = "cache_verified"
+    """A hit was generated again and was equal."""
+    CACHE_MISMATCH = "cache_mismatches"
+    """A hit was generated again and was not."""
+
+
+_counts_lock = threading.Lock()
+_counts: Counter[Event] = Counter()
+
+
+def count(event: Event, times: int = 1) -> None:
+    """Count an event; safe from any thread."""
+    with _counts_lock:
+        _counts[event] += times
+
+
+def counts() -> Mapping[Event, int]:
+    """Return how often each event happened in this process so far."""
+    with _counts_lock:
+        return MappingProxyType({event: _counts[event] for event in Event})

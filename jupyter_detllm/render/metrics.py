@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from jupyter_detllm.metering.counters import Event
-from jupyter_detllm.metering.log import CellMetrics, Metrics
-from jupyter_detllm.metering.measures import Latency, Measures
-from jupyter_detllm.metering.thresholds import Thresholds
+from jupyter_detllm.metering.measures import (
+    CellMetrics,
+    Event,
+    Latency,
+    Measures,
+    Metrics,
+    Thresholds,
+)
 from jupyter_detllm.probes.memory import MemoryUse
 from jupyter_detllm.render.cell import preformatted
 from jupyter_detllm.render.metrics_plot import plot_of, svg

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jupyter_detllm.core.canonical import Json
-from jupyter_detllm.metering.log import CellMetrics, Metrics
+from jupyter_detllm.metering.measures import CellMetrics, Metrics
 from jupyter_detllm.render.visible import clip, visible
 
 __all__ = ["Plot", "Shape", "plot_of", "svg"]

@@ -47,11 +47,20 @@ from jupyter_detllm.kernel.config import DetLLM
 from jupyter_detllm.kernel.prompts import Ask, CacheUse
 from jupyter_detllm.kernel.session import Session, Settings, keep
 from jupyter_detllm.kernel.stamping import Emitted, Recorder
-from jupyter_detllm.metering import counters
-from jupyter_detllm.metering.counters import Event, count, counts
-from jupyter_detllm.metering.log import CellMetrics, Metrics, MetricsLog
-from jupyter_detllm.metering.measures import Measures, measure, together
-from jupyter_detllm.metering.thresholds import Thresholds, crossed
+from jupyter_detllm.metering import measures
+from jupyter_detllm.metering.measures import (
+    CellMetrics,
+    Event,
+    Measures,
+    Metrics,
+    MetricsLog,
+    Thresholds,
+    count,
+    counts,
+    crossed,
+    measure,
+    together,
+)
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.probes import memory
 from jupyter_detllm.probes.memory import MemoryUse, memory_use
@@ -239,7 +248,7 @@ def test_memory_is_the_fullest_gpus_or_this_process(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "_counts", Counter())
+    monkeypatch.setattr(measures, "_counts", Counter())
 
 
 @pytest.fixture
