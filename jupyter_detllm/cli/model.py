@@ -10,7 +10,7 @@ from typing import TextIO
 
 from jupyter_detllm.models import DEMO_NAME, ModelDigests, demo_folder, fetch_demo, model_digests
 from jupyter_detllm.models.demo import is_fetched
-from jupyter_detllm.models.hub import cached_models
+from jupyter_detllm.models.resolve import cached_models
 
 __all__ = ["HELP", "NAME", "ProgressLine", "configure", "run"]
 

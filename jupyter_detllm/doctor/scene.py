@@ -22,7 +22,7 @@ from jupyter_detllm.doctor.code import Code, read_code
 from jupyter_detllm.doctor.options import models_named
 from jupyter_detllm.errors import ModelError, NotebookError
 from jupyter_detllm.models.demo import DEMO_NAME
-from jupyter_detllm.models.hub import cached_snapshot, is_hub_id
+from jupyter_detllm.models.resolve import cached_snapshot, is_hub_id
 from jupyter_detllm.probes.distributions import distributions
 from jupyter_detllm.probes.gpu_health import gpu_health
 from jupyter_detllm.probes.nvidia import nvml

@@ -100,7 +100,7 @@ def _values(parser: ArgumentParser, words: list[str], names: Iterable[str]) -> l
 
 def _models(_names: Iterable[str] = ()) -> list[str]:
     """Return the models known here: demo, fake, folders beside the notebook, the hub's cache."""
-    from jupyter_detllm.models.hub import cached_models
+    from jupyter_detllm.models.resolve import cached_models
 
     folders = (f"./{entry.name}" for entry in _entries() if (entry / "config.json").is_file())
     return [*OWN_MODELS, *folders, *cached_models()]

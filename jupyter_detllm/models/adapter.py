@@ -13,8 +13,8 @@ from pathlib import Path
 
 from jupyter_detllm.core.canonical import Digest, digest_of
 from jupyter_detllm.errors import ModelError
-from jupyter_detllm.models.digest_cache import cached_digests
-from jupyter_detllm.models.progress import no_progress
+from jupyter_detllm.models.cache import no_progress
+from jupyter_detllm.models.digests import cached_digests
 
 __all__ = ["ADAPTER_OPTION", "Adapter", "adapters_among", "is_adapter", "read_adapter"]
 

@@ -1,13 +1,30 @@
-"""Where models and digests are kept: the user's cache, or ``JUPYTER_DETLLM_CACHE``."""
+"""Files of models: where they are kept, and their SHA-256.
+
+They are kept in the user's cache, or in ``JUPYTER_DETLLM_CACHE``, and hashed at the speed
+of ``sha256sum``, several at once. A slow step reports a short present participle and the
+fraction done (`Progress`).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeAlias
 
 from jupyter_detllm.errors import ModelError
 
-__all__ = ["CACHE_VARIABLE", "cache_root", "writable_folder"]
+__all__ = [
+    "CACHE_VARIABLE",
+    "Progress",
+    "cache_root",
+    "no_progress",
+    "sha256_file",
+    "sha256_files",
+    "writable_folder",
+]
 
 CACHE_VARIABLE = "JUPYTER_DETLLM_CACHE"
 
@@ -44,3 +61,53 @@ def writable_folder(*parts: str) -> Path:
         f"the cache folder {folder} cannot be used ({reason})",
         fix=f"{CACHE_VARIABLE}=/a/writable/folder in the environment",
     )
+
+
+_CHUNK_BYTES = 1 << 20
+
+
+def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str:
+    """Return the lower-case hex SHA-256 of a file.
+
+    Parameters
+    ----------
+    path
+        A readable file.
+    advance
+        Called with the number of bytes of each chunk read.
+    """
+    digest = hashlib.sha256()
+    buffer = bytearray(_CHUNK_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+            if advance is not None:
+                advance(count)
+    return digest.hexdigest()
+
+
+def sha256_files(
+    paths: Sequence[Path], advance: Callable[[int], None] | None = None
+) -> dict[Path, str]:
+    """Return the SHA-256 of several files, hashed in parallel.
+
+    hashlib lets other threads run while it hashes, so threads suffice.
+    """
+    if not paths:
+        return {}
+    workers = min(
+        len(paths),
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+    )
+    with ThreadPoolExecutor(workers, thread_name_prefix="detllm-hash") as pool:
+        return dict(
+            zip(paths, pool.map(lambda path: sha256_file(path, advance), paths), strict=True)
+        )
+
+
+Progress: TypeAlias = Callable[[str, float], None]
+
+
+def no_progress(step: str, fraction: float) -> None:
+    """Report nothing."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_detllm.models import CACHE_VARIABLE, model_digests
+from jupyter_detllm.models.cache import sha256_file
 from jupyter_detllm.models.demo import DEMO_FILES
-from jupyter_detllm.models.hashing import sha256_file
 from tests.waiting import HANGS
 
 _SCRIPT = """

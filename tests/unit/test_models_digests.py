@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.errors import ModelError
-from jupyter_detllm.models import digest_cache, digests, model_digests
-from jupyter_detllm.models.hashing import sha256_file
+from jupyter_detllm.models import digests, model_digests
+from jupyter_detllm.models.cache import sha256_file
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -112,14 +112,14 @@ def test_a_tokenizer_config_that_is_not_json_counts_by_its_bytes(model: Path) ->
 
 def settle(folder: Path) -> None:
     """Wait until the files are old enough for their digests to be remembered."""
-    time.sleep(digest_cache._SETTLED_NS / 1e9 + 0.05)
+    time.sleep(digests._SETTLED_NS / 1e9 + 0.05)
     model_digests(folder)
 
 
 def test_a_second_look_reads_no_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settle(model)
     with monkeypatch.context() as patch:
-        patch.setattr(digest_cache, "sha256_files", lambda paths, _: {} if not paths else 1 / 0)
+        patch.setattr(digests, "sha256_files", lambda paths, _: {} if not paths else 1 / 0)
         first = model_digests(model)
         with pytest.raises(ZeroDivisionError):
             model_digests(model, cached=False)
@@ -163,21 +163,21 @@ def test_a_cache_that_cannot_be_written_only_costs_time(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_DETLLM_CACHE", "/dev/null/nowhere")
-    time.sleep(digest_cache._SETTLED_NS / 1e9 + 0.05)
+    time.sleep(digests._SETTLED_NS / 1e9 + 0.05)
     assert model_digests(model) == model_digests(model, cached=False)
 
 
 def test_a_file_that_changes_while_it_is_hashed_is_an_error(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = digest_cache.sha256_files
+    real = digests.sha256_files
 
     def hash_and_write(paths: list[Path], advance: object) -> dict[Path, str]:
         result = real(paths, None)
         (model / "model.safetensors").write_bytes(b"new")
         return result
 
-    monkeypatch.setattr(digest_cache, "sha256_files", hash_and_write)
+    monkeypatch.setattr(digests, "sha256_files", hash_and_write)
     with pytest.raises(ModelError, match="changed while it was hashed"):
         model_digests(model)
 
@@ -216,4 +216,9 @@ def test_hashing_is_sha256(tmp_path_factory: pytest.TempPathFactory, content: by
 
 
 def test_the_module_names_what_it_offers() -> None:
-    assert set(digests.__all__) == {"FileDigest", "ModelDigests", "model_digests"}
+    assert set(digests.__all__) == {
+        "FileDigest",
+        "ModelDigests",
+        "cached_digests",
+        "model_digests",
+    }

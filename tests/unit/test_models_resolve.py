@@ -10,7 +10,7 @@ import pytest
 
 from jupyter_detllm.errors import ModelError
 from jupyter_detllm.models import ResolvedModel, model_digests, resolve, resolve_model
-from jupyter_detllm.models.hub import cached_models, is_hub_id
+from jupyter_detllm.models.resolve import cached_models, is_hub_id
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

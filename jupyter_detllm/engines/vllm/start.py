@@ -573,7 +573,7 @@ def _import_vllm() -> tuple[Any, dict[str, type], bool]:
 def _config(model: ResolvedModel) -> dict[str, Any]:
     if model.local:
         return read_config(model.path_or_id)
-    from jupyter_detllm.models.hub import cached_snapshot
+    from jupyter_detllm.models.resolve import cached_snapshot
 
     snapshot = cached_snapshot(model.path_or_id, model.revision)
     return read_config(snapshot) if snapshot is not None else {}
