@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from startup import ROOT, machine, versions
 
-from jupyter_detllm.probes.cpu import cpu
+from jupyter_detllm.probes.hardware import cpu
 
 RESULT = ROOT / "benchmarks" / "results" / "cpu_rows.json"
 ROWS = (1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 96, 128, 256, 384, 512)

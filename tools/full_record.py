@@ -115,7 +115,7 @@ class Record:
             _write(RESULT, found)
 
     def _run(self) -> dict[str, object]:
-        from jupyter_detllm.probes.cpu import cpu
+        from jupyter_detllm.probes.hardware import cpu
 
         return {
             "command": self.command,

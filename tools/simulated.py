@@ -40,7 +40,7 @@ KINDS: Mapping[str, Kind] = {
 def lacking(kind: str, flags: Iterable[str] | None = None) -> tuple[str, ...]:
     """Return which flags a kind needs and a processor has not: this one, or one with `flags`."""
     if flags is None:  # imported here: the stages' plan is read before anything is installed
-        from jupyter_detllm.probes.cpu import cpu
+        from jupyter_detllm.probes.hardware import cpu
 
         flags = cpu().flags
     return tuple(sorted(KINDS[kind].needs - set(flags)))

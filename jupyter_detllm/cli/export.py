@@ -181,7 +181,7 @@ def _file_text(path: str) -> str:
 def _running_environment() -> Running:
     from jupyter_detllm.controls.ledger import StandingControls
     from jupyter_detllm.probes import collect_environment
-    from jupyter_detllm.probes.distributions import build_values, distributions
+    from jupyter_detllm.probes.software import build_values, distributions
 
     torch = build_values("torch", "torch/version.py").get("__version__")
     return Running(

@@ -84,7 +84,7 @@ def with_packages(notebook: JsonObject) -> tuple[JsonObject, bool, str]:
     The list is stored only where a stamp of the notebook holds its digest; the third
     value is a sentence that says what was done.
     """
-    from jupyter_detllm.probes.distributions import package_list
+    from jupyter_detllm.probes.software import package_list
 
     view = read_notebook(notebook)
     fingerprints = {str(stamp.fingerprint_digest) for stamp in stamps_of(view)}

@@ -23,17 +23,15 @@ from jupyter_detllm.doctor.options import models_named
 from jupyter_detllm.errors import ModelError, NotebookError
 from jupyter_detllm.models.demo import DEMO_NAME
 from jupyter_detllm.models.resolve import cached_snapshot, is_hub_id
-from jupyter_detllm.probes.distributions import distributions
-from jupyter_detllm.probes.gpu_health import gpu_health
-from jupyter_detllm.probes.nvidia import nvml
+from jupyter_detllm.probes.nvidia import gpu_health, nvml
 from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.probes.process import parent_interpreter
-from jupyter_detllm.probes.vision import build_kinds, requirements_of
+from jupyter_detllm.probes.software import build_kinds, distributions, requirements_of
 from jupyter_detllm.verify.sources import read_file
 
 if TYPE_CHECKING:
     from jupyter_detllm.controls.ledger import ControlReport
-    from jupyter_detllm.probes.gpu_health import GpuHealth
+    from jupyter_detllm.probes.nvidia import GpuHealth
 
 __all__ = [
     "Finding",

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import ONE_AT_A_TIME, Reach
-from jupyter_detllm.probes.cpu import cpu
-from jupyter_detllm.probes.distributions import dist_version
+from jupyter_detllm.probes.hardware import cpu
 from jupyter_detllm.probes.platform import Platform, compute_platform
+from jupyter_detllm.probes.software import dist_version
 
 __all__ = [
     "METHOD_VARIABLE",
@@ -48,7 +48,7 @@ class Host:
         Compute capability of every visible GPU (``9.0``; ``8.9, 9.0`` when they differ);
         "" on CPU.
     cpu_flags
-        The instruction sets that kernels are chosen by (`probes.cpu.DISPATCH_FLAGS`).
+        The instruction sets that kernels are chosen by (`probes.hardware.DISPATCH_FLAGS`).
     isa_limit
         Value of ONEDNN_MAX_CPU_ISA, upper case; "" for none.
     options

@@ -274,7 +274,7 @@ def _key_of(shape: _Shape) -> str:
     import torch
     from vllm import __version__
 
-    from jupyter_detllm.probes.cpu import cpu
+    from jupyter_detllm.probes.hardware import cpu
 
     machine = [cpu().model, sorted(cpu().flags), torch.get_num_threads()]
     limits = [os.environ.get(n, "") for n in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")]

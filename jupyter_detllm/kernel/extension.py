@@ -102,7 +102,7 @@ def _stamp(shell: Any, ending: Ending) -> None:
 
 
 def _redacted(text: str) -> str:
-    from jupyter_detllm.kernel.shown import shown_text
+    from jupyter_detllm.probes.process import shown_text
 
     return shown_text(text)
 

@@ -12,8 +12,8 @@ from jupyter_detllm.core.fields import Group, spec_of
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.kernel.live import verdict_line
-from jupyter_detllm.kernel.shown import shown_text
 from jupyter_detllm.kernel.status import engine_line
+from jupyter_detllm.probes.process import shown_text
 from jupyter_detllm.render.cell import preformatted
 from jupyter_detllm.render.metrics import kernel_line, warnings
 from jupyter_detllm.render.metrics_plot import Plot, plot_of

@@ -45,10 +45,10 @@ from jupyter_detllm.errors import (
 from jupyter_detllm.invariance import one_at_a_time
 from jupyter_detllm.kernel.caching import through_cache
 from jupyter_detllm.kernel.prompts import Ask, checked_ask
-from jupyter_detllm.kernel.shown import shown_option, shown_text
 from jupyter_detllm.kernel.stamping import CellRecord, Circumstances, Emitted, Ledger, Recorder
 from jupyter_detllm.metering.measures import MetricsLog, measure
 from jupyter_detllm.probes.memory import memory_use
+from jupyter_detllm.probes.process import shown_option, shown_text
 
 if TYPE_CHECKING:
     from jupyter_detllm.controls.ledger import ControlReport

@@ -12,8 +12,8 @@ from jupyter_detllm.core.levels import DEFAULT_LEVEL, FALLBACK_LEVEL
 from jupyter_detllm.engines.base import Elsewhere, ShutdownReport
 from jupyter_detllm.kernel.live import verdict_line
 from jupyter_detllm.kernel.session import Session
-from jupyter_detllm.kernel.shown import shown_option, shown_text
 from jupyter_detllm.kernel.stamping import Ledger
+from jupyter_detllm.probes.process import shown_option, shown_text
 
 if TYPE_CHECKING:
     from jupyter_detllm.controls.ledger import ControlEntry, ControlReport

@@ -4,13 +4,108 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from jupyter_detllm.core.fingerprint import FieldValue
-from jupyter_detllm.probes.cpu import cores_text, cpu
 from jupyter_detllm.probes.nvidia import clocks, topology, visible_gpus
+from jupyter_detllm.probes.process import physical_cores, usable_cpus
 
-__all__ = ["FIELD_NAMES", "collect"]
+__all__ = ["FIELD_NAMES", "Cpu", "collect", "cpu", "parse_cpuinfo", "parse_sysctl"]
+
+#: Flags that oneDNN, MKL, OpenBLAS and vLLM's CPU kernels choose a kernel by.
+DISPATCH_FLAGS = frozenset(
+    {
+        # x86
+        *("sse4_1", "sse4_2", "avx", "avx2", "fma", "f16c"),
+        *("avx_vnni", "avx_vnni_int8", "avx_ne_convert", "avx_ifma", "avx10_1", "avx10_2"),
+        *("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512ifma", "avx512vbmi"),
+        *("avx512_vbmi2", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+        *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "amx_complex"),
+        # Arm
+        *("asimd", "asimdhp", "asimddp", "asimdfhm", "fphp", "i8mm", "bf16"),
+        *("sve", "sve2", "svei8mm", "svebf16", "sme", "sme2"),
+        # POWER, Z, RISC-V
+        *("vsx", "vx", "vxd", "vxe", "vxe2", "nnpa", "v", "zvfh"),
+    }
+)
+
+_MACOS_NAMES = {"avx1": "avx", "avx1.0": "avx", "sse4.1": "sse4_1", "sse4.2": "sse4_2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """A processor's vendor, model and dispatch flags."""
+
+    vendor: str
+    model: str
+    flags: frozenset[str]
+
+    def isa_text(self) -> str:
+        """Return vendor and flags: MKL chooses its kernels by vendor, too."""
+        return ", ".join([part for part in (self.vendor,) if part] + sorted(self.flags))
+
+
+@cache
+def cpu() -> Cpu:
+    """Return the processor; what the platform does not tell is empty."""
+    if sys.platform == "darwin":
+        return _from_sysctl()
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return Cpu("", platform.processor(), frozenset())
+    return parse_cpuinfo(text)
+
+
+def parse_cpuinfo(text: str) -> Cpu:
+    """Read the first processor of a ``/proc/cpuinfo`` text."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            found.setdefault(key.strip().lower(), value.strip())
+    words = (found.get("flags") or found.get("features") or "").split()
+    vendor = found.get("vendor_id") or found.get("cpu implementer", "")
+    model = found.get("model name") or found.get("cpu") or found.get("cpu part", "")
+    return Cpu(vendor, " ".join(model.split()), DISPATCH_FLAGS & set(words))
+
+
+def _from_sysctl() -> Cpu:
+    """Ask macOS, which names features in its own way (``hw.optional.arm.FEAT_BF16``)."""
+    try:
+        done = subprocess.run(
+            ["/usr/sbin/sysctl", "machdep.cpu", "hw.optional"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return Cpu("", platform.processor(), frozenset())
+    return parse_sysctl(done.stdout)
+
+
+def parse_sysctl(text: str) -> Cpu:
+    """Read the processor of macOS from ``sysctl machdep.cpu hw.optional``."""
+    pairs = (line.partition(":") for line in text.splitlines())
+    values = {key.strip(): value.strip() for key, _, value in pairs}
+    words = " ".join(v for k, v in values.items() if k.endswith("features")).lower().split()
+    on = {key.rsplit(".", 1)[-1].lower() for key, value in values.items() if value == "1"}
+    # The same set under three spellings: FEAT_BF16, avx2_0, AVX1.0.
+    named = {name.removeprefix("feat_").removesuffix("_0") for name in on}
+    flags = {_MACOS_NAMES.get(name, name) for name in (*named, *words)}
+    vendor = values.get("machdep.cpu.vendor", "Apple")
+    return Cpu(vendor, values.get("machdep.cpu.brand_string", ""), DISPATCH_FLAGS & flags)
+
+
+def cores_text() -> str:
+    """Return physical cores, logical CPUs and how many of these may be used."""
+    return f"{physical_cores()} cores, {os.cpu_count() or 1} threads, {usable_cpus()} usable"
+
 
 FIELD_NAMES = (
     "hardware.gpu",

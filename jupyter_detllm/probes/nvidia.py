@@ -1,18 +1,28 @@
-"""NVIDIA GPUs through the driver's management library, which opens no CUDA context."""
+"""NVIDIA GPUs through the driver's management library, which opens no CUDA context.
+
+Which there are, how those that work together are linked, and their state now: what slows
+them, shares them or makes their memory suspect (`gpu_health`). That last changes from
+minute to minute and is no part of a fingerprint.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 from typing import Any
 
 __all__ = [
     "Gpu",
+    "GpuHealth",
     "clocks",
     "driver_version",
+    "gpu_health",
     "gpu_ids",
+    "gpu_links",
     "gpu_memory",
     "nvml",
     "topology",
@@ -183,3 +193,178 @@ def clocks() -> str | None:
         idle = getattr(lib, "nvmlClocksThrottleReasonGpuIdle", 1)
         shown.append(f"{sm}/{memory} MHz{' throttled' if reasons & ~idle else ''}")
     return ", ".join(dict.fromkeys(shown))
+
+
+_MOST_LINKS = 18
+_PCIE = {
+    0: "PCIe, same board",
+    10: "PCIe, one switch",
+    20: "PCIe switches",
+    30: "PCIe, host bridge",
+    40: "PCIe, one processor",
+    50: "between processors",
+}
+
+
+def gpu_links(uuids: Sequence[str]) -> str | None:
+    """Return the links between these GPUs, equal ones once; None where nothing tells.
+
+    As in ``NVLink, 18 links``; where pairs are linked differently, ``NVLink, 12 links
+    (1 pair); PCIe, host bridge (2 pairs)``.
+    """
+    lib = nvml()
+    if lib is None or len(uuids) < 2:
+        return None
+    handles = [_link_handle(lib, uuid) for uuid in uuids]
+    if None in handles:
+        return None
+    kinds = [_link_between(lib, left, right) for left, right in combinations(handles, 2)]
+    counts = {kind: kinds.count(kind) for kind in sorted(kinds)}
+    if len(counts) == 1:
+        return kinds[0]
+    return "; ".join(f"{kind} ({n} pair{'s' * (n > 1)})" for kind, n in counts.items())
+
+
+def _ask_link(lib: Any, function: Any, *args: object) -> Any:
+    try:
+        return function(*args)
+    except lib.NVMLError:
+        return None
+
+
+def _link_handle(lib: Any, uuid: str) -> Any:
+    # torch gives the bare UUID, the driver's library wants its kind before it.
+    name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    return _ask_link(lib, lib.nvmlDeviceGetHandleByUUID, name)
+
+
+def _link_between(lib: Any, left: Any, right: Any) -> str:
+    status = _ask_link(lib, lib.nvmlDeviceGetP2PStatus, left, right, lib.NVML_P2P_CAPS_INDEX_NVLINK)
+    if status == lib.NVML_P2P_STATUS_OK:
+        count = min(_link_active(lib, left), _link_active(lib, right))
+        return f"NVLink, {count} links" if count else "NVLink"
+    level = _ask_link(lib, lib.nvmlDeviceGetTopologyCommonAncestor, left, right)
+    return _PCIE.get(level, "unknown")
+
+
+def _link_active(lib: Any, handle: Any) -> int:
+    states = (_ask_link(lib, lib.nvmlDeviceGetNvLinkState, handle, i) for i in range(_MOST_LINKS))
+    return sum(state == lib.NVML_FEATURE_ENABLED for state in states)
+
+
+_THROTTLE_REASONS = {
+    "nvmlClocksThrottleReasonSwPowerCap": "power cap",
+    "nvmlClocksThrottleReasonHwSlowdown": "hardware slowdown",
+    "nvmlClocksThrottleReasonSwThermalSlowdown": "temperature",
+    "nvmlClocksThrottleReasonHwThermalSlowdown": "temperature (hardware)",
+    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "power brake",
+    "nvmlClocksThrottleReasonSyncBoost": "sync boost",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHealth:
+    """One GPU now; None is what the driver does not tell.
+
+    Attributes
+    ----------
+    label
+        Index among the visible ones, and name.
+    throttled
+        Why its clocks are held down, none where they are not.
+    ecc, ecc_errors
+        Whether ECC is on; uncorrected errors since the driver was loaded.
+    mig
+        Whether it is cut into instances.
+    others
+        Ids of other processes that compute on it.
+    pcie, pcie_most
+        Width of its PCIe link in lanes, now and at most.
+    mps
+        Number of processes that share it through MPS.
+    fixed_clocks
+        True where application clocks were set to other than their default; None where
+        nothing tells (a lock by `nvidia-smi -lgc` cannot be read back).
+    """
+
+    label: str
+    throttled: tuple[str, ...] | None
+    ecc: bool | None
+    ecc_errors: int | None
+    mig: bool | None
+    others: tuple[int, ...] | None
+    pcie: int | None
+    pcie_most: int | None
+    mps: int | None
+    fixed_clocks: bool | None
+
+
+def gpu_health() -> tuple[GpuHealth, ...]:
+    """Return the state of every GPU this process may use, none without a driver."""
+    lib = nvml()
+    if lib is None:
+        return ()
+    return tuple(
+        _health_of(lib, gpu.handle, f"GPU {index} ({gpu.name})")
+        for index, gpu in enumerate(visible_gpus())
+    )
+
+
+def _health_asker(lib: Any) -> Callable[..., Any]:
+    def ask(name: str, *args: object) -> Any:
+        function = getattr(lib, name, None)
+        if function is None:
+            return None  # an older library
+        try:
+            return function(*args)
+        except lib.NVMLError:
+            return None
+
+    return ask
+
+
+def _health_of(lib: Any, handle: Any, label: str) -> GpuHealth:
+    ask = _health_asker(lib)
+    ecc = ask("nvmlDeviceGetEccMode", handle)
+    mig = ask("nvmlDeviceGetMigMode", handle)
+    processes = ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    mps = ask("nvmlDeviceGetMPSComputeRunningProcesses", handle)
+    errors = ask(
+        "nvmlDeviceGetTotalEccErrors",
+        handle,
+        getattr(lib, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1),
+        getattr(lib, "NVML_VOLATILE_ECC", 0),
+    )
+    return GpuHealth(
+        label=label,
+        throttled=_throttle_reasons(lib, ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)),
+        ecc=None if ecc is None else bool(ecc[0]),
+        ecc_errors=errors,
+        mig=None if mig is None else bool(mig[0]),
+        others=None if processes is None else _other_processes(processes),
+        pcie=ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
+        pcie_most=ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+        mps=None if mps is None else len(mps),
+        fixed_clocks=_fixed_clocks(lib, ask, handle),
+    )
+
+
+def _other_processes(processes: Any) -> tuple[int, ...]:
+    """Return the ids that are not ours; in a container they are those of the host."""
+    return tuple(sorted(int(p.pid) for p in processes if int(p.pid) != os.getpid()))
+
+
+def _throttle_reasons(lib: Any, mask: int | None) -> tuple[str, ...] | None:
+    if mask is None:
+        return None
+    found = [text for name, text in _THROTTLE_REASONS.items() if mask & getattr(lib, name, 0)]
+    return tuple(dict.fromkeys(found))
+
+
+def _fixed_clocks(lib: Any, ask: Callable[..., Any], handle: Any) -> bool | None:
+    clock = getattr(lib, "NVML_CLOCK_SM", 1)
+    now = ask("nvmlDeviceGetApplicationsClock", handle, clock)
+    usual = ask("nvmlDeviceGetDefaultApplicationsClock", handle, clock)
+    if now is None or usual is None or now == usual:
+        return None
+    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from jupyter_detllm.probes.distributions import build_values, distributions
+from jupyter_detllm.probes.software import build_values, distributions
 
 __all__ = ["Platform", "compute_platform"]
 

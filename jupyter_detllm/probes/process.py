@@ -1,4 +1,8 @@
-"""The process itself: its environment at start, its hash seed, the CPUs it may use."""
+"""The process itself: its environment at start, its hash seed, the CPUs it may use.
+
+What an output shows of models and engine options has no home folder, no user name and no
+secret in it (`shown_text`).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,17 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.redact import REDACTED, looks_secret, redact_text
+
 __all__ = [
     "hash_seed_in_force",
     "home_and_user",
     "initial_environment",
     "parent_interpreter",
     "physical_cores",
+    "shown_option",
+    "shown_text",
     "usable_cpus",
 ]
 
@@ -96,3 +105,16 @@ def home_and_user() -> tuple[str, str]:
     except (KeyError, OSError, ImportError):
         user = ""  # a container may run under a user id without a name
     return os.path.expanduser("~"), user
+
+
+def shown_text(text: str) -> str:
+    """Return a path or model name without home folder, user name and secrets."""
+    home, user = home_and_user()
+    return redact_text(text, home=home, user=user)
+
+
+def shown_option(name: str, value: FieldValue) -> str:
+    """Return the value of an engine option; that of one like ``hf_token`` is hidden."""
+    if isinstance(value, str) and value and looks_secret(name):
+        return REDACTED
+    return shown_text(str(value)) if isinstance(value, str) else str(value)

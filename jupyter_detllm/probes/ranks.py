@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from jupyter_detllm.core.fingerprint import FieldValue
-from jupyter_detllm.probes.links import gpu_links
+from jupyter_detllm.probes.nvidia import gpu_links
 
 __all__ = [
     "FIELD_NAMES",

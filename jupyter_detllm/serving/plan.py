@@ -23,8 +23,8 @@ from jupyter_detllm.errors import ControlError, EngineStartError, UsageError, in
 from jupyter_detllm.invariance import candidates, first_choice, one_at_a_time, reasons_against
 from jupyter_detllm.invariance.base import METHOD_VARIABLE, STATE_VARIABLE, Method, this_host
 from jupyter_detllm.models import ResolvedModel
-from jupyter_detllm.probes.distributions import dist_version
 from jupyter_detllm.probes.platform import Platform, compute_platform
+from jupyter_detllm.probes.software import dist_version
 from jupyter_detllm.serving.options import flags, given_options
 
 __all__ = ["MIDDLEWARE", "SERVE", "Place", "ServePlan", "plan_server"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_detllm.probes.distributions import distributions
+from jupyter_detllm.probes.software import distributions
 from tests.builders import notebook
 from tests.kernels import LOAD, execute
 from tests.waiting import HANGS

@@ -23,10 +23,9 @@ from jupyter_detllm.doctor.scene import Finding, Outcome, Severity, scenes_of, w
 from jupyter_detllm.doctor.table import KINDS, DoctorReport, KindResult, examine
 from jupyter_detllm.errors import ModelError
 from jupyter_detllm.kernel.commands import models_in_training
-from jupyter_detllm.probes import distributions, gpu_health, vision
-from jupyter_detllm.probes.engine import model_fields
+from jupyter_detllm.probes import nvidia, software
+from jupyter_detllm.probes.engine import model_fields, scheme_of
 from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.probes.quantisation import scheme_of
 from jupyter_detllm.render.doctor import doctor_json, doctor_text
 
 SCHEMA = json.loads(
@@ -313,9 +312,9 @@ class Library:
 
 def test_the_state_of_a_gpu_is_read_and_the_rest_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = type("Gpu", (), {"name": "H200", "handle": None})
-    monkeypatch.setattr(gpu_health, "nvml", lambda: Library)
-    monkeypatch.setattr(gpu_health, "visible_gpus", lambda: (gpu,))
-    (health,) = gpu_health.gpu_health()
+    monkeypatch.setattr(nvidia, "nvml", lambda: Library)
+    monkeypatch.setattr(nvidia, "visible_gpus", lambda: (gpu,))
+    (health,) = nvidia.gpu_health()
     assert (health.label, health.throttled, health.ecc) == ("GPU 0 (H200)", ("power cap",), True)
     assert (health.mig, health.others, health.mps) == (None, (1,), None)
     assert (health.pcie, health.ecc_errors, health.fixed_clocks) == (None, None, None)
@@ -326,7 +325,7 @@ def test_the_library_has_every_function_that_is_asked() -> None:
 
     import pynvml
 
-    text = Path(str(gpu_health.__file__)).read_text(encoding="utf-8")
+    text = Path(str(nvidia.__file__)).read_text(encoding="utf-8")
     names = set(re.findall(r'"(nvml\w+|NVML_\w+)"', text))
     assert len(names) > 12
     assert sorted(name for name in names if not hasattr(pynvml, name)) == []
@@ -356,10 +355,10 @@ def test_what_torchvision_was_built_for(
     if library is not None:
         (tmp_path / "torchvision" / "_C.so").write_bytes(library)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    distributions._known.clear()
-    assert vision.build_kinds().get("torchvision") == kind
-    assert vision.requirements_of("torchvision") == ("torch (==2.9.0)",)
-    distributions._known.clear()
+    software._known.clear()
+    assert software.build_kinds().get("torchvision") == kind
+    assert software.requirements_of("torchvision") == ("torch (==2.9.0)",)
+    software._known.clear()
 
 
 def test_the_world_is_this_process() -> None:

@@ -13,7 +13,7 @@ from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.export.departures import Running, departures, read_export, unexpected
 from jupyter_detllm.export.formats import FORMATS
-from jupyter_detllm.probes.distributions import package_list
+from jupyter_detllm.probes.software import package_list
 from tests.builders import make_stamp, notebook, stamped_cell
 from tests.exporting import CPU, GPU, PACKAGES, SOURCE, book, environment
 

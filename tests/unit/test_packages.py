@@ -18,7 +18,7 @@ from jupyter_detllm.core.packages import (
     stamps_of,
 )
 from jupyter_detllm.core.promotion import Update, promote, strip
-from jupyter_detllm.probes.distributions import package_list
+from jupyter_detllm.probes.software import package_list
 from tests.builders import make_stamp, notebook, promoted, stamped_cell, with_actual
 
 LIST = ("numpy==2.3.5", "torch==2.13.0+cpu")

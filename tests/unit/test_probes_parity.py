@@ -10,7 +10,16 @@ from jupyter_detllm.core.canonical import Digest, canonical_bytes, digest_of
 from jupyter_detllm.core.fields import FIELDS, Group
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.probes import collect_environment, hardware, model, ranks, software, torch_probe
+from jupyter_detllm.probes import (
+    collect_environment,
+    hardware,
+    ranks,
+    software,
+    torch_probe,
+)
+from jupyter_detllm.probes import (
+    engine as model,
+)
 from jupyter_detllm.probes.platform import Platform
 
 
@@ -24,7 +33,7 @@ DECLARED = {
     Group.HARDWARE: (*hardware.FIELD_NAMES, *of_ranks(Group.HARDWARE)),
     Group.TORCH: torch_probe.FIELD_NAMES,
     Group.CONTROLS: controls_report.FIELD_NAMES,
-    Group.MODEL: model.FIELD_NAMES,
+    Group.MODEL: model.MODEL_FIELD_NAMES,
 }
 
 
@@ -60,13 +69,15 @@ def test_torch_collects_every_field_of_its_build() -> None:
 
 
 def test_model_fields_are_the_digests_and_absent_parts_are_absent() -> None:
-    assert model.collect(PARTS, name="demo") == {
+    assert model.collect_model(PARTS, name="demo") == {
         "model.weights": str(PARTS.weights),
         "model.tokenizer": str(PARTS.tokenizer),
         "model.chat_template": str(PARTS.chat_template),
         "model.name": "demo",
     }
-    assert model.collect(Parts(weights=PARTS.weights)) == {"model.weights": str(PARTS.weights)}
+    assert model.collect_model(Parts(weights=PARTS.weights)) == {
+        "model.weights": str(PARTS.weights)
+    }
 
 
 def test_two_looks_at_one_environment_are_one_fingerprint() -> None:
@@ -107,7 +118,7 @@ def full_fingerprint() -> Fingerprint:
     fingerprint = collect_environment(
         control_report=report,
         engine_fields=engine,
-        model_fields=model.collect(
+        model_fields=model.collect_model(
             PARTS,
             adapter=PARTS.weights,
             quantization="compressed-tensors, 8 bits, asymmetric, activations not quantised",

@@ -32,7 +32,7 @@ from jupyter_detllm.engines.vllm.steps import (
 )
 from jupyter_detllm.errors import EngineError, InvarianceError
 from jupyter_detllm.invariance.base import Host
-from jupyter_detllm.probes import links, ranks
+from jupyter_detllm.probes import nvidia, ranks
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.probes.ranks import ask_ranks, by_rank, rank_fields
 
@@ -144,14 +144,14 @@ class NVML:
 
 
 def test_links_are_those_of_the_gpus_that_work_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "nvml", NVML)
-    assert links.gpu_links(["a", "GPU-b"]) == "NVLink, 6 links"
-    assert links.gpu_links(["a", "c"]) == "PCIe, host bridge"
-    assert links.gpu_links("abc") == "NVLink, 6 links (1 pair); PCIe, host bridge (2 pairs)"
-    assert links.gpu_links(["a"]) is None
-    assert links.gpu_links(["a", "MIG-b"]) is None
-    monkeypatch.setattr(links, "nvml", lambda: None)
-    assert links.gpu_links(["a", "b"]) is None
+    monkeypatch.setattr(nvidia, "nvml", NVML)
+    assert nvidia.gpu_links(["a", "GPU-b"]) == "NVLink, 6 links"
+    assert nvidia.gpu_links(["a", "c"]) == "PCIe, host bridge"
+    assert nvidia.gpu_links("abc") == "NVLink, 6 links (1 pair); PCIe, host bridge (2 pairs)"
+    assert nvidia.gpu_links(["a"]) is None
+    assert nvidia.gpu_links(["a", "MIG-b"]) is None
+    monkeypatch.setattr(nvidia, "nvml", lambda: None)
+    assert nvidia.gpu_links(["a", "b"]) is None
 
 
 @pytest.fixture

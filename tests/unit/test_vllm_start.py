@@ -22,7 +22,7 @@ from jupyter_detllm.engines.vllm.start import InForce
 from jupyter_detllm.errors import InvarianceError, installing
 from jupyter_detllm.invariance import candidates, one_at_a_time, reasons_against
 from jupyter_detllm.invariance.base import Host
-from jupyter_detllm.probes import vision
+from jupyter_detllm.probes import software
 from jupyter_detllm.probes.platform import Platform
 
 EPYC = Host(Platform.CPU, vllm="0.32.0", cpu_flags=frozenset({"avx2", "avx512f", "avx512_bf16"}))
@@ -218,9 +218,9 @@ def test_a_torchvision_of_another_torch_is_named_with_the_command_that_fixes_it(
 def test_what_does_not_fit(
     torch: str | None, requires: tuple[str, ...], builds: dict[str, str], expected: str
 ) -> None:
-    found = vision.misfit("0.28.0", torch, requires, builds)
+    found = software.misfit("0.28.0", torch, requires, builds)
     assert (expected in found) if expected else found == ""
-    assert vision.misfit(None, torch, requires, builds) == ""
+    assert software.misfit(None, torch, requires, builds) == ""
 
 
 def test_no_message_names_a_package_that_no_index_holds() -> None:

@@ -9,7 +9,7 @@ from jupyter_detllm.controls.environ import NO_EFFECT
 from jupyter_detllm.doctor.code import MISSING, OPAQUE, Code, Place
 from jupyter_detllm.doctor.options import ENGINE_CALLS, given_options, is_truthy, sampling, words
 from jupyter_detllm.doctor.scene import Finding, Look, Scene, Severity
-from jupyter_detllm.probes.quantisation import Scheme, scheme_of
+from jupyter_detllm.probes.engine import Scheme, scheme_of
 
 __all__ = [
     "find_lora",

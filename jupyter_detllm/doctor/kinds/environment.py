@@ -12,7 +12,7 @@ from jupyter_detllm.doctor.code import OPAQUE, Code, Place
 from jupyter_detllm.doctor.options import uses_detllm, words
 from jupyter_detllm.doctor.scene import Finding, Live, Look, Scene, Severity
 from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.probes.vision import REMOVE_VISION, misfit
+from jupyter_detllm.probes.software import REMOVE_VISION, misfit
 
 __all__ = [
     "ALWAYS",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jupyter_detllm.doctor.scene import Finding, Look, Scene, Severity
-from jupyter_detllm.probes.gpu_health import GpuHealth
+from jupyter_detllm.probes.nvidia import GpuHealth
 
 __all__ = [
     "find_gpu_clocks",

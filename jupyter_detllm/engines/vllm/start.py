@@ -46,7 +46,7 @@ from jupyter_detllm.errors import DetLLMError, EngineStartError, InvarianceError
 from jupyter_detllm.invariance import candidates, first_choice, reasons_against
 from jupyter_detllm.invariance.base import Candidate, KernelCheck, Method, prepared, this_host
 from jupyter_detllm.models import ResolvedModel
-from jupyter_detllm.probes.vision import REMOVE_VISION, misfit_here
+from jupyter_detllm.probes.software import REMOVE_VISION, misfit_here
 
 __all__ = [
     "InForce",
