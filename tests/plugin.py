@@ -83,7 +83,7 @@ def executed(folder: Path, *sources: str) -> str:
     path = folder / "made.ipynb"
     path.write_text(json.dumps(notebook(*map(cell, (LOAD, USE, *sources))), indent=1))
     assert rerun_paths([path], save=True).exit_code == 3
-    from jupyter_detllm._pytest_run import update_file
+    from jupyter_detllm.pytest_plugin.run import update_file
 
     update_file(path, Update.NEW)
     assert {str(c.verdict) for c in check_paths([path]).cells} == {"recorded"}

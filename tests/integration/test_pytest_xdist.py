@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyter_detllm._pytest_xdist import make_scheduler
 from jupyter_detllm.core.promotion import Update, promote
+from jupyter_detllm.pytest_plugin.xdist import make_scheduler
 from tests.builders import notebook, stamped_cell
 from tests.plugin import Runs, book, source_of, verified
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from jupyter_detllm._pytest_run import Verifier
-from jupyter_detllm._pytest_settings import Settings
 from jupyter_detllm.core.notebook import KEY, check_cell, read_notebook
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.promotion import Update, promote
@@ -19,6 +17,7 @@ from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.errors import StampError
 from jupyter_detllm.kernel.live import compare_live
+from jupyter_detllm.pytest_plugin.run import Settings, Verifier
 from jupyter_detllm.verify.compare import compare_paths
 from jupyter_detllm.verify.report import Mode, NotebookReport, Standing
 from jupyter_detllm.verify.service import check_notebook, check_paths

@@ -82,7 +82,7 @@ def _add_execution(group: pytest.OptionGroup) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Start a session of ours under ``--detllm``; refuse our options without it."""
     if config.getoption("detllm"):
-        from jupyter_detllm._pytest_session import start
+        from jupyter_detllm.pytest_plugin.session import start
 
         start(config)
         return
