@@ -9,7 +9,7 @@ from jupyter_detllm.cli._options import add_json, add_notebooks
 from jupyter_detllm.core.notebook import JsonObject, read_notebook
 from jupyter_detllm.core.packages import keep_package_list, list_digest, list_digests, stamps_of
 from jupyter_detllm.core.promotion import Change, ChangeKind, Update, promote
-from jupyter_detllm.render.changes import PROMOTION_WORDS, explained
+from jupyter_detllm.render.explain import PROMOTION_WORDS, explained
 from jupyter_detllm.verify.sources import NotebookFile
 
 __all__ = ["HELP", "NAME", "configure", "run"]

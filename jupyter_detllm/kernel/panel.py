@@ -15,8 +15,7 @@ from jupyter_detllm.kernel.live import verdict_line
 from jupyter_detllm.kernel.status import engine_line
 from jupyter_detllm.probes.process import shown_text
 from jupyter_detllm.render.cell import preformatted
-from jupyter_detllm.render.metrics import kernel_line, warnings
-from jupyter_detllm.render.metrics_plot import Plot, plot_of
+from jupyter_detllm.render.metrics import Plot, kernel_line, plot_of, warnings
 from jupyter_detllm.render.visible import clip, visible, width
 
 if TYPE_CHECKING:

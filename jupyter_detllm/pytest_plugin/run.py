@@ -20,8 +20,7 @@ from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.promotion import Change, ChangeKind, Update, promote
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.errors import DetLLMError, NotebookError, UsageError
-from jupyter_detllm.render.changes import explained
-from jupyter_detllm.render.explain import MAX_LINES, explain
+from jupyter_detllm.render.explain import MAX_LINES, explain, explained
 from jupyter_detllm.render.visible import clip, visible
 from jupyter_detllm.verify.devices import devices_for, devices_held
 from jupyter_detllm.verify.report import (

@@ -27,7 +27,7 @@ from jupyter_detllm.pytest_plugin.run import (
     labelled,
     update_file,
 )
-from jupyter_detllm.render.changes import PROMOTION_WORDS
+from jupyter_detllm.render.explain import PROMOTION_WORDS
 from jupyter_detllm.render.visible import clip, visible
 from jupyter_detllm.verify.report import Mode, Standing
 from jupyter_detllm.verify.sources import read_file

@@ -1,20 +1,48 @@
-"""One cell explained in at most 15 lines, without a tokenizer."""
+"""Differences in words: one cell in at most 15 lines, what to do next, fingerprints, promotions.
+
+No tokenizer is needed. Fields that differ come likeliest first.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from jupyter_detllm.core.compare import Comparison, Divergence, EvidenceState, PairComparison
+from jupyter_detllm.core.evidence import MarginClass
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
 from jupyter_detllm.core.generation import Generation, GenerationRequest
-from jupyter_detllm.core.notebook import Since, since
-from jupyter_detllm.core.verdict import Verdict, facts_of
-from jupyter_detllm.render.advice import advice
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.notebook import JsonObject, Since, read_notebook, since
+from jupyter_detllm.core.promotion import Change, ChangeKind
+from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.core.verdict import Facts, Verdict, facts_of
 from jupyter_detllm.render.visible import clip, clip_left, quoted, token_text, visible
-from jupyter_detllm.verify.report import CellReport, Mode, Standing
+from jupyter_detllm.verify.report import (
+    CellReport,
+    EnvironmentReport,
+    Mode,
+    NotebookReport,
+    Standing,
+)
 
-__all__ = ["MAX_LINES", "Line", "explain", "field_value", "side_labels"]
+__all__ = [
+    "MAX_LINES",
+    "PROMOTION_WORDS",
+    "Line",
+    "command",
+    "environment_lines",
+    "explain",
+    "explained",
+    "field_value",
+    "heading_of",
+    "informational_heading",
+    "next_step",
+    "side_labels",
+    "what_changed",
+]
 
 MAX_LINES = 15
 _COLUMNS = 64
@@ -251,3 +279,270 @@ def _margin_text(divergence: Divergence, margin: float, *, classed: bool) -> str
     elif divergence.runner_up_taken is False:
         text += "; the other token is not the recorded runner-up"
     return text
+
+
+def command(verb: str, path: str) -> str:
+    """Return a command about a notebook, as a shell reads it."""
+    return f"`jupyter detllm {verb} {visible(shlex.quote(path))}`"
+
+
+def advice(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> str | None:
+    """Return what to do next, or None where nothing is to be done."""
+    if mode is Mode.COMPARE:
+        return _between(cell)
+    if mode is Mode.REPLAY:
+        own = _after_replay(cell, path)
+        if own is not None:
+            return own
+    if cell.verdict is Verdict.DRIFT:
+        return _about_drift(cell, path)
+    if cell.verdict is Verdict.DIVERGED:
+        return _about_divergence(cell)
+    if cell.verdict is Verdict.TOKENS_MATCH:
+        return (
+            None
+            if cell.accepted
+            else f"accept it with --policy tokens, or {_promote_command(path)}"
+        )
+    if cell.verdict is Verdict.UNSTAMPED:
+        return _about_unstamped(cell, path)
+    return {
+        Verdict.STALE: f"run the cell, then {command('stamp', path)}",
+        Verdict.RECORDED: f"{command('rerun', path)} compares it with a fresh run",
+        Verdict.NOT_COMPARABLE: f"{_recorded_side(cell)}, or {_promote_command(path)}",
+    }.get(cell.verdict)
+
+
+def _promote_command(path: str) -> str:
+    return f"{command('stamp --update all', path)} makes the present side the reference"
+
+
+def _recorded_side(cell: CellReport) -> str:
+    """Return how to run as recorded: the default level is not the same everywhere."""
+    recorded, actual = cell.view.reference, cell.view.actual
+    if recorded is not None and actual is not None and recorded.level is not actual.level:
+        return f"`%detllm --level {recorded.level}` in the notebook's first call"
+    return "use the recorded model and level"
+
+
+def _about_drift(cell: CellReport, path: str) -> str:
+    align = next((d.align for d in cell.outcome.facts.fields if d.align), None)
+    return f"{visible(align)}; or {_promote_command(path)}" if align else _promote_command(path)
+
+
+def _between(cell: CellReport) -> str | None:
+    """Return what to do about two sides of a comparison."""
+    if cell.verdict is Verdict.DRIFT:
+        align = next((d.align for d in cell.outcome.facts.fields if d.align), None)
+        return f"{visible(align)}, then compare again" if align else None
+    if cell.verdict is Verdict.DIVERGED:
+        return _about_divergence(cell)
+    if cell.verdict is Verdict.TOKENS_MATCH:
+        return None if cell.accepted else "accept it with --policy tokens"
+    if cell.verdict is Verdict.STALE:
+        return "compare cells that ask the same: prompt, parameters or seed differ"
+    one_sided = cell.view.reference is None or cell.view.actual is None
+    if cell.verdict is Verdict.NOT_COMPARABLE and not one_sided:
+        return "use the same model and level on both sides"
+    return None
+
+
+def _after_replay(cell: CellReport, path: str) -> str | None:
+    """Return what to do about a cell whose present side stands in no file."""
+    if cell.verdict is Verdict.DRIFT:
+        align = next((d.align for d in cell.outcome.facts.fields if d.align), None)
+        renew = f"{command('rerun --save', path)} and {command('stamp --update all', path)}"
+        return f"{visible(align)}; or {renew}" if align else renew
+    if cell.verdict is Verdict.TOKENS_MATCH:
+        return None if cell.accepted else "accept it with --policy tokens"
+    if cell.verdict is Verdict.NOT_COMPARABLE:
+        return f"{command('rerun', path)} executes the notebook instead"
+    repeatable = cell.view.actual is not None and cell.view.actual.level is Level.REPEATABLE
+    if cell.verdict is Verdict.DIVERGED and repeatable:
+        return f"{command('rescore', path)} says how plausible the record is on this machine"
+    return None
+
+
+def _about_divergence(cell: CellReport) -> str:
+    stamp = cell.view.actual
+    if stamp is not None and stamp.late:
+        names = visible(", ".join(stamp.late[:3]))
+        return f"restart the kernel and run `%detllm` first: {names} came too late"
+    level = stamp.level if stamp is not None else Level.SEEDED
+    if level is Level.SEEDED:
+        return "`%detllm --level repeatable`: level seeded does not promise equal tokens"
+    if level is Level.INVARIANT:
+        return "level invariant promises equal tokens: please report this, with --json output"
+    if _near_tie(cell):
+        return "restart and run all cells in order; `--level invariant` removes batch effects"
+    return "run it again in a fresh kernel; if it differs each time, compare the model's files"
+
+
+def _near_tie(cell: CellReport) -> bool:
+    comparison = cell.outcome.facts.comparison
+    first = comparison.first if comparison else None
+    divergence = first.divergence if first else None
+    return divergence is not None and divergence.margin_class in (
+        MarginClass.TIE,
+        MarginClass.NEAR_TIE,
+    )
+
+
+def _about_unstamped(cell: CellReport, path: str) -> str:
+    if cell.view.actual is not None:
+        return command("stamp", path)
+    if cell.view.reference is not None:
+        return "run the cell again, or restore its output"
+    return f"run the cell, then {command('stamp', path)}"
+
+
+_MOST_DIFFERING = 40
+_SHOWN_CELLS = 4
+
+
+def environment_lines(notebook: NotebookReport) -> list[str]:
+    """Return the lines about the fingerprints of a comparison, not indented."""
+    lines = []
+    for found in notebook.environment:
+        lines += _group_lines(found, notebook, several=len(notebook.environment) > 1)
+    return lines
+
+
+def _group_lines(found: EnvironmentReport, notebook: NotebookReport, *, several: bool) -> list[str]:
+    lines = [heading_of(found, several=several)]
+    for number, diff in enumerate(found.telling[:_MOST_DIFFERING], start=1):
+        lines += _field_line(f"{number:>2}.", diff)
+    lines += _more_line(len(found.telling))
+    step = next_step(found)
+    lines += [f"    next: {step}"] if step else []
+    if found.informational:
+        lines.append(informational_heading(found, notebook))
+        for diff in found.informational[:_MOST_DIFFERING]:
+            lines += _field_line("  -", diff)
+        lines += _more_line(len(found.informational))
+    return lines + [f"not compared: {visible(line)}" for line in found.missing]
+
+
+def _field_line(mark: str, diff: FieldDiff) -> list[str]:
+    sides = f"{field_value(diff.left)} -> {field_value(diff.right)}"
+    role = " (identity)" if diff.role.value == "identity" else ""
+    lines = [f"{mark} {clip(visible(diff.name), 40)}{role}: {sides}"]
+    lines.append(f"    {clip(visible(diff.why), 110)}")
+    if diff.align:
+        lines.append(f"    align: {clip(visible(diff.align), 110)}")
+    return lines
+
+
+def _more_line(count: int) -> list[str]:
+    return (
+        [f"    and {count - _MOST_DIFFERING} more (--json lists them)"]
+        if count > _MOST_DIFFERING
+        else []
+    )
+
+
+def heading_of(found: EnvironmentReport, *, several: bool) -> str:
+    """Return the heading of the fields that can change results."""
+    where = f" ({_cells_text(found.cells)})" if several and found.cells else ""
+    if found.telling:
+        return f"fields that differ, likeliest to change results first{where}:"
+    return f"no field that can change results differs{where}"
+
+
+def _cells_text(labels: Iterable[str]) -> str:
+    names = [visible(label) for label in labels]
+    more = f" and {len(names) - _SHOWN_CELLS} more" if len(names) > _SHOWN_CELLS else ""
+    return ", ".join(names[:_SHOWN_CELLS]) + more
+
+
+def next_step(found: EnvironmentReport) -> str | None:
+    """Say which field to align first, and what is left after that."""
+    if not found.telling:
+        return None
+    first, *rest = (visible(diff.name) for diff in found.telling)
+    if not rest:
+        return f"align {first} and compare again; no other field that can change results differs"
+    names = ", ".join(rest[:3]) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
+    return f"align {first} and compare again; left after that: {names}"
+
+
+def informational_heading(found: EnvironmentReport, notebook: NotebookReport) -> str:
+    """Return the heading of the informational fields, by what is known about outputs."""
+    compared = [cell.outcome.facts.comparison for cell in notebook.cells]
+    known = [comparison for comparison in compared if comparison is not None]
+    if any(not comparison.tokens_equal for comparison in known) and not found.telling:
+        return "informational fields that differ; none is known to change results by itself:"
+    # Without a pair nothing was compared, and nothing is equal.
+    if known and all(c.pairs and c.complete and c.tokens_equal for c in known):
+        return "also different, unlikely to matter since the outputs are equal:"
+    return "also different, unlikely to matter while outputs are equal:"
+
+
+PROMOTION_WORDS: Mapping[ChangeKind, str] = {
+    ChangeKind.ADDED: "reference added",
+    ChangeKind.REPLACED: "reference replaced",
+    ChangeKind.UNCHANGED: "unchanged",
+    ChangeKind.KEPT: "reference kept",
+    ChangeKind.REFUSED: "not stamped",
+    ChangeKind.REMOVED: "reference removed",
+}
+"""What a promotion did with a cell."""
+
+_CHANGED_FIELDS = 3
+
+
+def explained(notebook: JsonObject, changes: Iterable[Change]) -> tuple[Change, ...]:
+    """Return the changes; those of references replaced, or kept, say what is different.
+
+    `notebook` is as it was before the promotion.
+    """
+    cells = {cell.label: cell for cell in read_notebook(notebook).cells}
+    told = (ChangeKind.REPLACED, ChangeKind.KEPT)
+    out = []
+    for change in changes:
+        cell = cells.get(change.label)
+        if change.kind in told and cell is not None and cell.reference and cell.actual:
+            what = what_changed(cell.reference, cell.actual)
+            change = replace(change, why=f"{change.why}: {what}")
+        out.append(change)
+    return tuple(out)
+
+
+def what_changed(reference: Stamp, actual: Stamp) -> str:
+    """Return requests, tokens or evidence that changed, and the fields that differ."""
+    facts = facts_of(reference, actual)
+    parts = [_generation_changes(facts.comparison)] if facts.comparison else []
+    parts += [clip(visible(line), 80) for line in facts.incomparable]
+    return "; ".join([*parts, *_field_changes(facts)])
+
+
+def _generation_changes(comparison: Comparison) -> str:
+    if not comparison.complete:
+        removed, added = len(comparison.missing), len(comparison.extra)
+        return f"the requests changed ({removed} gone, {added} new)"
+    first = comparison.first
+    if first is not None:
+        differing = sum(1 for pair in comparison.pairs if not pair.tokens_equal)
+        where = (
+            f"from token {first.divergence.position + 1} on"
+            if first.divergence is not None
+            else "in the finish reason"
+        )
+        return f"{differing} of {len(comparison.pairs)} generations changed, the first {where}"
+    if comparison.evidence is EvidenceState.DIFFERS:
+        gap = "" if comparison.gap is None else f" by up to {comparison.gap:.3g}"
+        return f"the tokens are equal, logprobs changed{gap}"
+    return "the generations are equal"
+
+
+def _field_changes(facts: Facts) -> list[str]:
+    comparison = facts.comparison
+    same = comparison is None or comparison.complete
+    # Other requests are another batch: that is said already.
+    fields = [diff for diff in facts.fields if same or diff.name != "engine.batch"]
+    shown = [
+        f"{clip(visible(diff.name), 40)}: {field_value(diff.left)} -> {field_value(diff.right)}"
+        for diff in fields[:_CHANGED_FIELDS]
+    ]
+    more = len(fields) - _CHANGED_FIELDS
+    return [*shown, f"and {more} more fields"] if more > 0 else shown

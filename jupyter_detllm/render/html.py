@@ -1,20 +1,130 @@
-"""A report as one HTML page: no script, nothing from elsewhere, everything escaped."""
+"""A report as one HTML page: no script, nothing from elsewhere, everything escaped.
+
+One style sheet serves light, dark and print. Untrusted text is escaped and bounded, and
+nothing in it steers a browser. The margin along the tokens of a generation is a small
+inline SVG.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import base64
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
 
-from jupyter_detllm.core.compare import PairComparison
+from jupyter_detllm.core.compare import EvidenceState, PairComparison
+from jupyter_detllm.core.evidence import NEAR_TIE, MarginClass, TokenEvidence
 from jupyter_detllm.core.fingerprint import FieldDiff
-from jupyter_detllm.render._html_chart import margin_chart
-from jupyter_detllm.render._html_style import STYLE, style_source
-from jupyter_detllm.render._html_text import inline, prompt_html, texts_html
-from jupyter_detllm.render.environment import heading_of, informational_heading, next_step
-from jupyter_detllm.render.explain import explain, field_value, side_labels
+from jupyter_detllm.core.generation import Generation, GenerationRequest
+from jupyter_detllm.render.explain import (
+    explain,
+    field_value,
+    heading_of,
+    informational_heading,
+    next_step,
+    side_labels,
+)
 from jupyter_detllm.render.text import conclusion
+from jupyter_detllm.render.visible import block_text, visible
 from jupyter_detllm.verify.report import CellReport, Mode, NotebookReport, Report, Standing
 
 __all__ = ["render"]
+
+STYLE = """
+:root { color-scheme: light dark;
+  --bg: #ffffff; --panel: #f6f8fa; --text: #1f2328; --muted: #59636e; --line: #d1d9e0;
+  --ok: #116329; --ok-bg: #dafbe1; --bad: #a40e26; --bad-bg: #ffebe9;
+  --open: #6f4400; --open-bg: #fff3c4; --mark: #ffd8b5; --curve: #0a5dc2; --curve2: #8250df;
+  --near: #bc4c00; --band: #fff3c4; }
+@media (prefers-color-scheme: dark) { :root {
+  --bg: #0d1117; --panel: #161b22; --text: #e6edf3; --muted: #9da7b3; --line: #30363d;
+  --ok: #7ee2a8; --ok-bg: #12361f; --bad: #ffb1a8; --bad-bg: #4b1113;
+  --open: #f2cc60; --open-bg: #3b2a04; --mark: #7a3d00; --curve: #6cb6ff; --curve2: #c297ff;
+  --near: #ffa657; --band: #2d2405; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1rem 4rem; background: var(--bg);
+  color: var(--text); font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+h1 { font-size: 1.5rem; margin: 0 0 .25rem; }
+h2 { font-size: 1.15rem; margin: 2.25rem 0 .5rem; overflow-wrap: anywhere; }
+h3 { font-size: 1rem; margin: 1.25rem 0 .5rem; }
+h4 { font-size: .9rem; margin: 1.25rem 0 .4rem; font-weight: 600; }
+p { margin: .25rem 0; }
+a { color: var(--curve); }
+.muted, dt, figcaption, th { color: var(--muted); }
+code, pre, .field { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+.chip { display: inline-block; padding: 0 .55em; border-radius: 1em; font-size: .85em;
+  font-weight: 600; white-space: nowrap; border: 1px solid currentColor; }
+.ok { color: var(--ok); background: var(--ok-bg); }
+.bad { color: var(--bad); background: var(--bad-bg); }
+.open { color: var(--open); background: var(--open-bg); }
+.problem { border-left: 4px solid var(--bad); padding: .25rem .75rem; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+caption { text-align: left; padding: .25rem 0; font-weight: 600; }
+th, td { text-align: left; vertical-align: top; padding: .35rem .6rem;
+  border-bottom: 1px solid var(--line); }
+th { font-weight: 600; }
+td { overflow-wrap: anywhere; }
+td.field { overflow-wrap: normal; white-space: nowrap; font-size: .85rem; }
+td.why { min-width: 18rem; } td.value { min-width: 6.5rem; }
+td.num, th.num { text-align: right; }
+details.cell { border: 1px solid var(--line); border-radius: .5rem; margin: .6rem 0; }
+details.cell > summary { padding: .55rem .8rem; cursor: pointer; background: var(--panel);
+  border-radius: .5rem; overflow-wrap: anywhere; }
+details.cell[open] > summary { border-bottom: 1px solid var(--line);
+  border-radius: .5rem .5rem 0 0; }
+summary:focus-visible, a:focus-visible { outline: 3px solid var(--curve); outline-offset: 2px; }
+.body { padding: .25rem .8rem .8rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem .9rem; margin: .5rem 0; }
+dt { grid-column: 1; } dd { grid-column: 2; margin: 0; overflow-wrap: anywhere; }
+pre { margin: 0; padding: .6rem .75rem; background: var(--panel); border: 1px solid var(--line);
+  border-radius: .4rem; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .875rem;
+  line-height: 1.45; tab-size: 4; }
+pre.prefix { border-radius: .4rem .4rem 0 0; border-bottom: 0; }
+.sides { display: grid; grid-template-columns: 1fr 1fr; }
+.sides > div { min-width: 0; display: flex; flex-direction: column; border: 1px solid var(--line);
+  background: var(--panel); }
+.sides > div + div { border-left: 0; }
+.sides pre { border: 0; border-radius: 0; flex: 1; }
+.side { margin: 0; padding: .15rem .75rem; font-size: .8rem; font-weight: 600;
+  border-bottom: 1px solid var(--line); }
+mark { background: var(--mark); color: inherit; padding: .05em 0; border-radius: .2em;
+  text-decoration: underline; text-underline-offset: .2em; }
+figure { margin: .75rem 0 0; overflow-x: auto; }
+figcaption { font-size: .8rem; }
+svg { display: block; width: 100%; max-width: 60rem; height: auto; }
+svg text { fill: var(--muted); font: 11px system-ui, sans-serif; }
+svg .band { fill: var(--band); } svg .axis { stroke: var(--line); stroke-width: 1; }
+svg .curve { fill: none; stroke: var(--curve); stroke-width: 1.5; }
+svg .curve2 { fill: none; stroke: var(--curve2); stroke-width: 1.5; stroke-dasharray: 4 3; }
+svg .near { fill: var(--near); } svg .tie { fill: var(--bad); }
+svg .point { fill: var(--curve); }
+svg .parting { stroke: var(--bad); stroke-width: 1.5; stroke-dasharray: 2 2; }
+svg text.parting-label { fill: var(--bad); }
+footer { margin-top: 3rem; font-size: .8rem; color: var(--muted); }
+@media (max-width: 40rem) { .sides { grid-template-columns: 1fr; }
+  .sides > div + div { border-left: 1px solid var(--line); border-top: 0; }
+  svg { min-width: 32rem; } td.why { min-width: 12rem; }
+  dl { grid-template-columns: 1fr; } dt, dd { grid-column: 1; } }
+@media print { :root { color-scheme: light; --bg: #fff; --panel: #fff; --text: #000;
+  --muted: #444; --line: #999; --ok: #116329; --ok-bg: #fff; --bad: #a40e26; --bad-bg: #fff;
+  --open: #6f4400; --open-bg: #fff; --mark: #eee; --curve: #0a5dc2; --curve2: #8250df;
+  --near: #bc4c00; --band: #f3f3f3; }
+  body { max-width: none; padding: 0; font-size: 10pt; }
+  details:not(.margins)::details-content { content-visibility: visible; block-size: auto; }
+  details.margins { display: none; }
+  h2, h3, h4, summary { break-after: avoid; } figure, tr, .sides { break-inside: avoid; }
+  td.why, td.value { min-width: 0; overflow-wrap: break-word; } }
+"""
+
+
+def style_source() -> str:
+    """Return the sheet as a source of a content security policy, by its digest."""
+    digest = hashlib.sha256(STYLE.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+
 
 _MOST_PAIRS = 64
 _MOST_FIELDS = 100
@@ -202,3 +312,265 @@ def _pair(pair: PairComparison, index: int, total: int, uid: str, labels: tuple[
         f"<h4>generation {index} of {total}: {inline(state)} ({tokens} tokens)</h4>"
         f"{prompt_html(pair.request)}{texts_html(pair, labels)}{chart}\n"
     )
+
+
+_PREFIX = 2000
+_CONTINUATION = 4000
+_PROMPT = 2000
+
+
+def inline(text: object) -> str:
+    """Return a text for one line of HTML."""
+    return escape(visible(str(text)))
+
+
+def block(data: bytes) -> str:
+    """Return bytes of a text as the content of ``<pre>``."""
+    return escape(block_text(data))
+
+
+def _head(data: bytes, most: int) -> str:
+    """Return the start of a text, and how much was left out."""
+    if len(data) <= most:
+        return block(data)
+    kept = _whole(data[:most])
+    return f'{block(kept)}<span class="muted"> … {len(data) - len(kept):,} more bytes</span>'
+
+
+def _tail(data: bytes, most: int) -> str:
+    if len(data) <= most:
+        return block(data)
+    # Do not begin in the middle of a character.
+    kept = data[-most:].lstrip(bytes(range(0x80, 0xC0)))
+    return f'<span class="muted">{len(data) - len(kept):,} bytes before … </span>{block(kept)}'
+
+
+def _whole(data: bytes) -> bytes:
+    """Return `data` without a character that was cut at its end."""
+    return data.decode("utf-8", "ignore").encode("utf-8")
+
+
+def prompt_html(request: GenerationRequest) -> str:
+    """Return the prompt, folded; only a word where it was not stored."""
+    prompt = request.prompt
+    if prompt is None:
+        return '<p class="muted">The prompt was not stored.</p>'
+    if prompt.messages:
+        text = "\n".join(f"{message.role}: {message.content}" for message in prompt.messages)
+    else:
+        text = prompt.text or f"{request.prompt_length} token ids"
+    body = _head(text.encode("utf-8", "replace"), _PROMPT)
+    return f"<details><summary>prompt</summary><pre>{body}</pre></details>"
+
+
+def texts_html(pair: PairComparison, labels: tuple[str, str]) -> str:
+    """Return both texts aligned at the first divergence, or one where they are equal."""
+    left, right = pair.reference, pair.actual
+    if pair.divergence is not None:
+        at = pair.divergence.position
+        prefix = left.text.encode("utf-8", "replace")[: _start(left, at)]
+        common = _tail(prefix, _PREFIX) if prefix else '<span class="muted">(no text)</span>'
+        sides = (_from(left, at), _from(right, at))
+        return f'<p class="side">in common</p><pre class="prefix">{common}</pre>' + _sides(
+            sides, labels
+        )
+    if not pair.text_equal:
+        texts = [g.text.encode("utf-8", "replace") for g in (left, right)]
+        return _sides((_head(texts[0], _CONTINUATION), _head(texts[1], _CONTINUATION)), labels)
+    text = _head(left.text.encode("utf-8", "replace"), _CONTINUATION)
+    if pair.finish_equal:
+        return f"<pre>{text}</pre>"
+    ends = (f"finished with {inline(g.finish_reason)}" for g in (left, right))
+    first, second = ends
+    return f'<pre class="prefix">{text}</pre>' + _sides((first, second), labels)
+
+
+def _sides(bodies: tuple[str, str], labels: tuple[str, str]) -> str:
+    cells = "".join(
+        f'<div><p class="side">{inline(label)}</p><pre>{body}</pre></div>'
+        for label, body in zip(labels, bodies, strict=True)
+    )
+    return f'<div class="sides">{cells}</div>'
+
+
+def _start(generation: Generation, position: int) -> int:
+    if position < len(generation.offsets):
+        return generation.offsets[position]
+    return len(generation.text.encode("utf-8", "replace"))
+
+
+def _from(generation: Generation, position: int) -> str:
+    """Return a side from its first differing token on, that token marked."""
+    if position >= len(generation.token_ids):
+        return f'<span class="muted">ended ({inline(generation.finish_reason)})</span>'
+    data = generation.text.encode("utf-8", "replace")
+    token = generation.token_bytes(position)
+    rest = data[min(generation.offsets[position], len(data)) + len(token) :]
+    shown = _head(token, 400) if token else f"[token {generation.token_ids[position]}]"
+    return f"<mark>{shown}</mark>{_head(rest, _CONTINUATION)}"
+
+
+_CHART_WIDTH, _CHART_HEIGHT = 720, 132
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 18, 20
+_BUCKETS = 400
+_MARKS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class _ChartPoint:
+    """The smallest margin (nats) of some neighbouring tokens, and where it is."""
+
+    position: int
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class _ChartScale:
+    """Token positions and margins to coordinates; small margins get most of the height."""
+
+    tokens: int
+    top: float
+
+    def x(self, position: int) -> float:
+        inner = _CHART_WIDTH - _LEFT - _RIGHT
+        return _LEFT + inner * (position + 0.5) / max(self.tokens, 1)
+
+    def y(self, margin: float) -> float:
+        inner = _CHART_HEIGHT - _TOP - _BOTTOM
+        return _TOP + inner * (1 - math.sqrt(min(margin, self.top) / self.top))
+
+
+def margin_chart(pair: PairComparison, uid: str, labels: tuple[str, str]) -> str:
+    """Return the chart of a pair; "" where nothing was kept to draw.
+
+    Parameters
+    ----------
+    pair
+        The generations compared; the margin is the reference's.
+    uid
+        Prefix of the identifiers in the page.
+    labels
+        What the sides are called.
+    """
+    points = _points(pair.reference.evidence, None)
+    if not points:
+        return ""
+    top = max(1.0, min(8.0, max(point.margin for point in points)))
+    scale = _ChartScale(len(pair.reference.token_ids), top)
+    parts = [_frame(scale), _curve(points, scale, "curve"), *_others(pair, scale)]
+    parts += [_mark(point, scale) for point in _notable(points)]
+    at = pair.divergence.position if pair.divergence else None
+    if at is not None:
+        parts.append(_parting(min(at, max(scale.tokens - 1, 0)), scale))
+    title = f"Margin of each token over its runner-up ({labels[0]})"
+    return (
+        f'<figure><svg viewBox="0 0 {_CHART_WIDTH} {_CHART_HEIGHT}" role="img" '
+        f'aria-labelledby="{uid}-t {uid}-d"><title id="{uid}-t">{inline(title)}</title>'
+        f'<desc id="{uid}-d">{inline(_description(points, at, scale.tokens))}</desc>'
+        f"{''.join(parts)}</svg><figcaption>{inline(_caption(pair, labels))}</figcaption></figure>"
+    )
+
+
+def _points(evidence: TokenEvidence | None, end: int | None) -> list[_ChartPoint]:
+    """Return margins by position, the smallest of each bucket where there are many."""
+    if evidence is None:
+        return []
+    positions = evidence.positions if evidence.positions is not None else range(evidence.tokens)
+    size = max(1, math.ceil(evidence.tokens / _BUCKETS))
+    best: dict[int, _ChartPoint] = {}
+    rows = zip(positions, evidence.chosen, evidence.runner_up, evidence.runner_up_ids, strict=True)
+    for position, chosen, runner_up, runner in rows:
+        margin = abs(chosen - runner_up)
+        if runner < 0 or math.isnan(margin) or (end is not None and position > end):
+            continue
+        old = best.get(position // size)
+        if old is None or margin < old.margin:
+            best[position // size] = _ChartPoint(position, margin)
+    return list(best.values())
+
+
+def _notable(points: Sequence[_ChartPoint]) -> list[_ChartPoint]:
+    """Return ties and near-ties, the closest ones where there are many."""
+    near = [p for p in points if MarginClass.of(p.margin) is not MarginClass.CONFIDENT]
+    return sorted(near, key=lambda p: (p.margin, p.position))[:_MARKS]
+
+
+def _frame(scale: _ChartScale) -> str:
+    right, bottom = _CHART_WIDTH - _RIGHT, scale.y(0)
+    band = scale.y(NEAR_TIE)
+    lines = "".join(
+        f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
+        for y, label in (
+            (bottom, "0"),
+            (band, f"{NEAR_TIE:g}"),
+            (scale.y(scale.top), f"{scale.top:.2g}"),
+        )
+    )
+    return (
+        f'<rect class="band" x="{_LEFT}" y="{band:.1f}" width="{right - _LEFT}" '
+        f'height="{bottom - band:.1f}"/>{lines}'
+        f'<text x="{_LEFT}" y="{_CHART_HEIGHT - 5}">token 1</text>'
+        f'<text x="{right}" y="{_CHART_HEIGHT - 5}" text-anchor="end">token {scale.tokens}</text>'
+        f'<text x="{_LEFT}" y="11">nats</text>'
+    )
+
+
+def _curve(points: Sequence[_ChartPoint], scale: _ChartScale, kind: str) -> str:
+    steps = [f"{scale.x(p.position):.1f},{scale.y(p.margin):.1f}" for p in points]
+    if len(steps) == 1:
+        x, y = steps[0].split(",")
+        return f'<circle class="point" cx="{x}" cy="{y}" r="2.5"/>'
+    return f'<polyline class="{kind}" points="{" ".join(steps)}"/>'
+
+
+def _others(pair: PairComparison, scale: _ChartScale) -> list[str]:
+    """Return the other side's curve where it differs, up to the first divergence only."""
+    if pair.evidence is not EvidenceState.DIFFERS:
+        return []
+    end = pair.divergence.position if pair.divergence else None
+    points = _points(pair.actual.evidence, end)
+    return [_curve(points, scale, "curve2")] if len(points) > 1 else []
+
+
+def _mark(point: _ChartPoint, scale: _ChartScale) -> str:
+    kind = MarginClass.of(point.margin)
+    name = "tie" if kind is MarginClass.TIE else "near"
+    text = f"token {point.position + 1}: {point.margin:.4g} nats ({kind})"
+    return (
+        f'<circle class="{name}" cx="{scale.x(point.position):.1f}" '
+        f'cy="{scale.y(point.margin):.1f}" r="3.5"><title>{text}</title></circle>'
+    )
+
+
+def _parting(position: int, scale: _ChartScale) -> str:
+    x = scale.x(position)
+    late = x > _CHART_WIDTH * 0.7
+    anchor, dx = ("end", -5) if late else ("start", 5)
+    return (
+        f'<line class="parting" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 4}" y2="{scale.y(0):.1f}"/>'
+        f'<text class="parting-label" x="{x + dx:.1f}" y="11" text-anchor="{anchor}">'
+        f"first divergence: token {position + 1}</text>"
+    )
+
+
+def _description(points: Sequence[_ChartPoint], at: int | None, tokens: int) -> str:
+    least = min(points, key=lambda p: (p.margin, p.position))
+    near = len(_notable(points))
+    text = (
+        f"{tokens} tokens; the smallest margin is {least.margin:.4g} nats at token "
+        f"{least.position + 1} ({MarginClass.of(least.margin)}); "
+        f"{near} {'tie or near-tie is' if near == 1 else 'ties or near-ties are'} marked"
+    )
+    return text if at is None else f"{text}; the texts part at token {at + 1}"
+
+
+def _caption(pair: PairComparison, labels: tuple[str, str]) -> str:
+    text = f"Margin of each token over its runner-up ({labels[0]}); near-ties, up to 0.5, marked."
+    if pair.evidence is EvidenceState.DIFFERS:
+        text += f" Dashed: {labels[1]}, up to the first divergence."
+    if pair.request.sampling.beam_width:
+        text += " Beam search compares whole texts, not single margins."
+    elif not pair.request.sampling.greedy:
+        text += " Sampled: the margin is before noise."
+    return text

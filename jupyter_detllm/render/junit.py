@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from jupyter_detllm.render.environment import environment_lines
-from jupyter_detllm.render.explain import explain
+from jupyter_detllm.render.explain import environment_lines, explain
 from jupyter_detllm.render.visible import clip, visible
 from jupyter_detllm.verify.report import CellReport, Mode, NotebookReport, Report, Standing
 

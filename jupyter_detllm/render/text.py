@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from jupyter_detllm.core.verdict import Verdict
-from jupyter_detllm.render.advice import command
-from jupyter_detllm.render.environment import environment_lines
-from jupyter_detllm.render.explain import explain
+from jupyter_detllm.render.explain import command, environment_lines, explain
 from jupyter_detllm.render.visible import visible
 from jupyter_detllm.verify.report import (
     ACCEPTABLE,

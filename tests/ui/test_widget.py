@@ -220,7 +220,7 @@ _HOSTILE = f"""
 from jupyter_detllm.kernel import panel
 from jupyter_detllm.kernel.panel import CellRow, Content, FieldRow
 from jupyter_detllm.kernel.session import current_session
-from jupyter_detllm.render.metrics_plot import Plot, Shape
+from jupyter_detllm.render.metrics import Plot, Shape
 texts = {HOSTILE!r}
 made = Content(texts[0], texts[1], texts, texts, texts[2],
     tuple(FieldRow(t, t, t, t, t) for t in texts),

@@ -18,7 +18,7 @@ from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.core.verdict import Verdict, facts_of
 from jupyter_detllm.render import render_report
-from jupyter_detllm.render.environment import environment_lines, informational_heading
+from jupyter_detllm.render.explain import environment_lines, informational_heading
 from jupyter_detllm.verify.compare import SideChoice, compare_paths
 from jupyter_detllm.verify.report import NotebookReport, PolicySource, Report, Standing
 from tests.builders import (

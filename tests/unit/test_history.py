@@ -9,8 +9,7 @@ from jupyter_detllm.cli import main
 from jupyter_detllm.core.notebook import Since, read_notebook, since
 from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.core.stamp import Stamp
-from jupyter_detllm.render.changes import what_changed
-from jupyter_detllm.render.explain import MAX_LINES, explain
+from jupyter_detllm.render.explain import MAX_LINES, explain, what_changed
 from jupyter_detllm.verify.service import check_notebook
 from tests.builders import generation, make_stamp, promoted, stamped_cell, with_actual
 

@@ -64,8 +64,7 @@ from jupyter_detllm.metering.measures import (
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.probes import memory
 from jupyter_detllm.probes.memory import MemoryUse, memory_use
-from jupyter_detllm.render.metrics import metrics_html, metrics_json, metrics_text
-from jupyter_detllm.render.metrics_plot import plot_of, svg
+from jupyter_detllm.render.metrics import metrics_html, metrics_json, metrics_text, plot_of, svg
 from tests.fakes import Run
 
 GIB = 2**30
