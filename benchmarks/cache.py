@@ -145,7 +145,7 @@ def _latencies(times: list[float]) -> dict[str, float]:
 def measure(rate: float, seconds: float) -> dict[str, Any]:
     """Measure with and without the proxy, in one run."""
     from jupyter_detllm.cache.store import TextStore
-    from jupyter_detllm.serving.proxy import AnswerCache, RunningProxy
+    from jupyter_detllm.serving.relay import AnswerCache, RunningProxy
 
     server = Server()
     with tempfile.TemporaryDirectory() as folder:

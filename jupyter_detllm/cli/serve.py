@@ -139,7 +139,7 @@ def _say(args: argparse.Namespace, text: str) -> None:
 
 
 def _shown_test(args: argparse.Namespace, plan: ServePlan) -> str:
-    from jupyter_detllm.serving.proof import proven
+    from jupyter_detllm.serving.process import proven
 
     if plan.method is None:
         return ""
@@ -150,7 +150,7 @@ def _shown_test(args: argparse.Namespace, plan: ServePlan) -> str:
 
 def _tell(args: argparse.Namespace, server: Server, url: str, test: str) -> None:
     """Print where it is and what was set."""
-    from jupyter_detllm.serving.options import flags
+    from jupyter_detllm.serving.plan import flags
 
     plan = server.plan
     method = plan.method.name if plan.method else None
@@ -227,7 +227,7 @@ def kept_before(
         yield plan.place.url
         return
     from jupyter_detllm.cache.store import TextStore
-    from jupyter_detllm.serving.proxy import AnswerCache, RunningProxy
+    from jupyter_detllm.serving.relay import AnswerCache, RunningProxy
 
     store = TextStore(Path(args.cache_path) if args.cache_path else None)
     cache = AnswerCache(store, sample=args.verify_sample or 0.0)

@@ -1,4 +1,7 @@
-"""A server's process: started, waited for, told to end, and never left behind."""
+"""A server's process: started, waited for, its level proven, told to end, and never left behind.
+
+The level is proven as its users meet it: over HTTP, by the self-test.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,15 @@ from typing import TextIO
 from urllib.parse import urlsplit
 
 from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.engines.start import VLLM_SERVER, start_engine
 from jupyter_detllm.errors import EngineStartError, UsageError
 from jupyter_detllm.invariance.base import WORKER_FILE
 from jupyter_detllm.serving.middleware import SERVER_FILE
 from jupyter_detllm.serving.plan import Place, ServePlan
 from jupyter_detllm.verify.kernels import ended_how, last_lines
 
-__all__ = ["Server", "free_place", "started"]
+__all__ = ["Server", "free_place", "proven", "started"]
 
 _LOOK_SECONDS = 0.2
 _END_SECONDS = 30.0
@@ -198,3 +203,23 @@ def _signal(pid: int, number: signal.Signals, *, group: bool) -> None:
             os.killpg(pid, number)
         else:
             os.kill(pid, number)
+
+
+def proven(plan: ServePlan, progress: Callable[[str], None]) -> str:
+    """Connect to a server of ours and test its level; return what the self-test showed.
+
+    Empty where the level has no test.
+
+    Raises
+    ------
+    EngineError
+        When it does not answer.
+    InvarianceError
+        When the level does not hold.
+    """
+    spec = EngineSpec(plan.place.url, plan.level, {"model": plan.served})
+    engine = start_engine(VLLM_SERVER, spec, progress=progress)
+    try:
+        return str(getattr(engine, "self_test", None) or "")
+    finally:
+        engine.shutdown()

@@ -1,21 +1,183 @@
-"""One request after another: answered out of the cache, asked once for all, or passed on."""
+"""A proxy before a server of vLLM: requests with one answer are answered once and kept.
+
+One request after another is answered out of the cache, asked once for all, or passed on.
+Everything that may have more than one answer passes through as it is, streams included.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import signal
+import sys
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jupyter_detllm.cache.results import is_sampled
+from jupyter_detllm.cache.results import is_sampled, pack, unpack
 from jupyter_detllm.cache.store import TextStore
-from jupyter_detllm.core.canonical import Digest
-from jupyter_detllm.engines.remote.server import RECORD_PATH
-from jupyter_detllm.errors import StampError
-from jupyter_detllm.serving.answers import Answer, answer_key, comparable, read_answer, server_scope
+from jupyter_detllm.core.canonical import Digest, Json, digest_of
+from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.engines.remote.server import RECORD_PATH, read_record
+from jupyter_detllm.errors import CanonicalError, EngineStartError, StampError, installing
 
-__all__ = ["HEADER", "AnswerCache", "Relay"]
+__all__ = [
+    "HEADER",
+    "Answer",
+    "AnswerCache",
+    "Relay",
+    "RunningProxy",
+    "answer_key",
+    "comparable",
+    "read_answer",
+    "server_scope",
+]
+
+ANSWER_SCHEMA = "detllm.answer/1"
+PATHS = ("/v1/completions", "/v1/chat/completions")
+_UNFINISHED = (None, "abort", "error", "cancelled")
+_VOLATILE = ("id", "logprobs", "prompt_logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A server's answer: status, the headers that are passed on, and the body."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def content_type(self) -> str:
+        """The body's type; JSON where nothing is said."""
+        found = (v for k, v in self.headers if k.lower() == "content-type")
+        return next(found, "application/json")
+
+    def to_kept(self, key: Digest) -> str | None:
+        """Return the text that is kept; None for what is not a whole answer."""
+        if self.status != 200 or "json" not in self.content_type or not _choices(self.body):
+            return None
+        content: dict[str, Json] = {"type": self.content_type, "body": self.body.decode("utf-8")}
+        try:
+            return pack(ANSWER_SCHEMA, key, content)
+        except CanonicalError:
+            return None
+
+
+def read_answer(key: Digest, text: str) -> Answer:
+    """Return a kept answer; raise `StampError` where it is damaged."""
+    content = unpack(ANSWER_SCHEMA, key, text).sub("content")
+    body = content.text("body").encode("utf-8")
+    if not _choices(body):
+        raise StampError("a kept answer has no choices")
+    return Answer(200, body, (("Content-Type", content.text("type")),))
+
+
+def server_scope(body: bytes) -> dict[str, str | None]:
+    """Return what a server's answers depend on besides the request, from its record.
+
+    Empty where it tells none, or not which weights it serves.
+    """
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    record = read_record(data)
+    if record is None or record.identity.weights is None:
+        return {}
+    digests = record.identity.digests()
+    return {
+        **{f"model.{part}": None if d is None else str(d) for part, d in digests.items()},
+        "fingerprint": str(Fingerprint.build(record.fields).digest),
+        "method": record.method,
+        "level": str(data.get("level")),
+    }
+
+
+def answer_key(
+    scope: Mapping[str, str | None], path: str, body: bytes, authorization: str
+) -> Digest | None:
+    """Return what an answer is found by; None for a request that may have several.
+
+    A request has one answer when it is not streamed, its messages are text, and it is
+    greedy (`temperature` 0) or names its `seed`.
+
+    Parameters
+    ----------
+    scope
+        What answers of the server depend on besides the request.
+    path, body
+        The request; every field of it is in the key.
+    authorization
+        What the client shows: who may not ask the server gets no answer here either.
+    """
+    if path not in PATHS:
+        return None
+    try:
+        asked = json.loads(body)
+        if not isinstance(asked, dict) or not _has_one_answer(asked):
+            return None
+        # As text: to a server "1" and 1 may be different things.
+        text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return None
+    return digest_of(
+        {
+            "schema": ANSWER_SCHEMA,
+            "scope": dict(scope),
+            "path": path,
+            "request": text,
+            "authorization": str(digest_of(authorization)),
+        }
+    )
+
+
+def _has_one_answer(asked: Mapping[str, Any]) -> bool:
+    if asked.get("stream") not in (None, False):
+        return False
+    seed, temperature = asked.get("seed"), asked.get("temperature")
+    seeded = isinstance(seed, int) and not isinstance(seed, bool)
+    number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
+    return (seeded or (number and temperature == 0)) and _is_text(asked.get("messages", []))
+
+
+def _is_text(messages: object) -> bool:
+    """Whether messages hold text only: what an address points to may change."""
+    if not isinstance(messages, list):
+        return False
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else message
+        parts = content if isinstance(content, list) else []
+        if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+            return False
+    return True
+
+
+def _choices(body: bytes) -> list[Any]:
+    """Return the choices of a whole answer, [] where one is missing or not finished."""
+    try:
+        data = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return []
+    found = data.get("choices") if isinstance(data, dict) else None
+    if not isinstance(found, list):
+        return []
+    whole = all(isinstance(c, dict) and c.get("finish_reason") not in _UNFINISHED for c in found)
+    return found if whole else []
+
+
+def comparable(answer: Answer) -> object:
+    """Return what must be equal when an answer is generated again: texts, not ids or times."""
+    return _lasting(_choices(answer.body))
+
+
+def _lasting(value: object) -> object:
+    if isinstance(value, dict):
+        return {k: _lasting(v) for k, v in value.items() if k not in _VOLATILE}
+    return [_lasting(item) for item in value] if isinstance(value, list) else value
+
 
 HEADER = "x-detllm-cache"
 # `vllm serve` closes idle connections after 5 s: a request sent just then would break off.
@@ -284,3 +446,120 @@ def _passed_headers(message: Any) -> tuple[tuple[str, str], ...]:
     named = message.headers.get("Connection", "").lower().split(",")
     gone = _HOP | {name.strip() for name in named}
     return tuple((k, v) for k, v in message.headers.items() if k.lower() not in gone)
+
+
+class RunningProxy:
+    """A proxy in a thread of its own, until it is closed.
+
+    Parameters
+    ----------
+    inner_url
+        The server's address, such as ``http://127.0.0.1:8001``.
+    listen
+        ``HOST:PORT``; port 0 takes a free one.
+    cache
+        Where answers are kept.
+    say
+        Called with a line when a kept answer turns out to be wrong.
+
+    Raises
+    ------
+    EngineStartError
+        When it cannot listen there, or aiohttp is not installed.
+    """
+
+    def __init__(
+        self, inner_url: str, listen: str, cache: AnswerCache, say: Callable[[str], None]
+    ) -> None:
+        self._relay = Relay(inner_url, cache, say)
+        self._listen = listen
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._ready = threading.Event()
+        self._problem: BaseException | None = None
+        self.port = 0
+        self._thread = threading.Thread(target=self._work, name="detllm-proxy", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._problem is not None:
+            raise _not_started(listen, self._problem) from None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, _ = _split_address(self._listen)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def close(self) -> None:
+        """Stop listening and end what is under way; a second call does nothing."""
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except (OSError, ImportError, ValueError) as error:
+            self._problem = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        runner, self.port = await self._relay.start(*_split_address(self._listen))
+        self._ready.set()
+        try:
+            await self._stop.wait()
+        finally:
+            await self._relay.close()
+            await runner.cleanup()
+
+
+def run_proxy(
+    inner_url: str,
+    listen: str,
+    cache: AnswerCache,
+    sample: float | None = None,
+    *,
+    say: Callable[[str], None] | None = None,
+) -> None:
+    """Run a proxy until the process is interrupted or terminated.
+
+    Parameters
+    ----------
+    inner_url, listen, cache
+        As `RunningProxy` takes them.
+    sample
+        Share of the hits that are generated again; None for that of `cache`.
+    say
+        Takes lines; on stderr by default.
+    """
+    chosen = cache if sample is None else replace(cache, sample=sample)
+    ended = threading.Event()
+    proxy = RunningProxy(inner_url, listen, chosen, say or _to_stderr)
+    before = signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            ended.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        proxy.close()
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"detllm: {line}\n")
+
+
+def _split_address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{listen!r:.60} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _not_started(listen: str, problem: BaseException) -> EngineStartError:
+    if isinstance(problem, ImportError):
+        return EngineStartError("the cache before a server needs aiohttp", fix=installing("cpu"))
+    reason = getattr(problem, "strerror", None) or str(problem)
+    return EngineStartError(f"cannot listen on {listen}: {reason}", fix="another --port")

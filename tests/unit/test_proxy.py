@@ -27,10 +27,18 @@ from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import EngineStartError, UsageError
 from jupyter_detllm.serving import relay
-from jupyter_detllm.serving.answers import Answer, answer_key, comparable, read_answer, server_scope
 from jupyter_detllm.serving.plan import Place
 from jupyter_detllm.serving.process import free_place
-from jupyter_detllm.serving.proxy import HEADER, AnswerCache, RunningProxy
+from jupyter_detllm.serving.relay import (
+    HEADER,
+    Answer,
+    AnswerCache,
+    RunningProxy,
+    answer_key,
+    comparable,
+    read_answer,
+    server_scope,
+)
 from tests.waiting import HANGS, until
 
 SCOPE: Mapping[str, str | None] = {"level": "invariant"}

@@ -22,8 +22,14 @@ from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.serving import launch
 from jupyter_detllm.serving import plan as planning
 from jupyter_detllm.serving.middleware import Record
-from jupyter_detllm.serving.options import flags, given_options
-from jupyter_detllm.serving.plan import MIDDLEWARE, Place, ServePlan, plan_server
+from jupyter_detllm.serving.plan import (
+    MIDDLEWARE,
+    Place,
+    ServePlan,
+    flags,
+    given_options,
+    plan_server,
+)
 
 PLACE = Place("127.0.0.1", 8123)
 
