@@ -362,8 +362,7 @@ def rerun(
     UsageError
         For what is no path, or no policy.
     """
-    from jupyter_detllm.verify.execution import ExecutionOptions
-    from jupyter_detllm.verify.rerun import rerun_paths
+    from jupyter_detllm.verify.rerun import ExecutionOptions, rerun_paths
 
     options = ExecutionOptions(kernel, cell_timeout)
     return rerun_paths(_paths(notebooks), _policy(policy), options=options, save=save)
@@ -399,7 +398,7 @@ def replay(
     UsageError
         When the notebooks ask for more than is allowed.
     """
-    from jupyter_detllm.verify.permissions import Permissions
+    from jupyter_detllm.verify.plan import Permissions
     from jupyter_detllm.verify.replay import replay_paths
 
     if isinstance(models, str):

@@ -15,7 +15,7 @@ from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
 from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.errors import DetLLMError
-from jupyter_detllm.verify.bisect_run import Run
+from jupyter_detllm.verify.bisect import TrialRun
 from tests.builders import notebook, promoted, stamped_cell, with_actual
 from tests.fakes import MACHINE
 
@@ -38,11 +38,13 @@ class Machine:
 
     hidden: Mapping[str, FieldValue] = field(default_factory=dict)
     threads: int = 2
-    before: Callable[[int, Mapping[str, Any]], Run | None] = lambda number, job: None
+    before: Callable[[int, Mapping[str, Any]], TrialRun | None] = lambda number, job: None
     jobs: list[Mapping[str, Any]] = field(default_factory=list)
     environs: list[Mapping[str, str]] = field(default_factory=list)
 
-    def __call__(self, job: Mapping[str, Any], environ: Mapping[str, str], timeout: float) -> Run:
+    def __call__(
+        self, job: Mapping[str, Any], environ: Mapping[str, str], timeout: float
+    ) -> TrialRun:
         self.jobs.append(job)
         self.environs.append(environ)
         instead = self.before(len(self.jobs), job)
@@ -55,8 +57,8 @@ class Machine:
             )
             calls = self.calls(engine, recorded.requests, job["calls"])
         except DetLLMError as error:
-            return Run(None, str(error))
-        return Run(self.stamp(engine, calls))
+            return TrialRun(None, str(error))
+        return TrialRun(self.stamp(engine, calls))
 
     def engine(
         self, options: Mapping[str, FieldValue], threads: str | None, level: Level

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 from jupyter_detllm.cli._output import ProgressBar
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.verify.limits import DEFAULT_TOKENS_TOTAL
-from jupyter_detllm.verify.permissions import Permissions
+from jupyter_detllm.verify.plan import DEFAULT_TOKENS_TOTAL, Permissions
 
 __all__ = ["INTERRUPTED", "add_permissions", "catch_termination", "permissions_of", "working"]
 

@@ -39,7 +39,7 @@ def check_outputs(args: argparse.Namespace, inputs: Iterable[str]) -> None:
     outputs = _outputs(args)
     if not outputs:
         return
-    from jupyter_detllm.verify.atomic import check_writable
+    from jupyter_detllm.verify.update import check_writable
 
     taken = {Path(path).resolve(): "an input" for path in inputs}
     for form, path in outputs.items():
@@ -61,7 +61,7 @@ def deliver(report: Report, args: argparse.Namespace) -> int:
     outputs = _outputs(args)
     if outputs:
         from jupyter_detllm.render import render_report
-        from jupyter_detllm.verify.atomic import replace_file
+        from jupyter_detllm.verify.update import replace_file
 
         for form, path in outputs.items():
             data = render_report(report, form).encode("utf-8", "backslashreplace")

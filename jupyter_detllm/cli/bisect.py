@@ -74,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _bisect(args: argparse.Namespace, only: tuple[str, ...], options: dict[str, FieldValue]) -> int:
     from jupyter_detllm.render.bisect import bisect_json, bisect_text
-    from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell
-    from jupyter_detllm.verify.bisect_cell import choose_cell
+    from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell, choose_cell
 
     asked = None if args.policy is None else Policy.parse(args.policy)
     view = read_notebook(read_file(args.notebook).data)
@@ -99,7 +98,7 @@ def _bisect(args: argparse.Namespace, only: tuple[str, ...], options: dict[str, 
 
 
 def _tokens_total(args: argparse.Namespace) -> int:
-    from jupyter_detllm.verify.limits import DEFAULT_TOKENS_TOTAL
+    from jupyter_detllm.verify.plan import DEFAULT_TOKENS_TOTAL
 
     return DEFAULT_TOKENS_TOTAL if args.max_tokens_total is None else int(args.max_tokens_total)
 

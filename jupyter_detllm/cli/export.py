@@ -27,8 +27,8 @@ from jupyter_detllm.export.environment import MARK, Environment, environment_of
 from jupyter_detllm.export.formats import EXPORT_SCHEMA, FORMATS, PYLOCK
 from jupyter_detllm.export.locking import LOCK_NAME
 from jupyter_detllm.render.visible import visible
-from jupyter_detllm.verify.atomic import check_writable, replace_file
 from jupyter_detllm.verify.sources import read_file
+from jupyter_detllm.verify.update import check_writable, replace_file
 
 __all__ = ["HELP", "NAME", "configure", "run"]
 

@@ -16,8 +16,8 @@ from jupyter_detllm.core.notebook import NotebookView, read_notebook
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.errors import StampError, UsageError
 from jupyter_detllm.render.visible import clip, visible
-from jupyter_detllm.verify.atomic import check_writable, replace_file
 from jupyter_detllm.verify.sources import read_file
+from jupyter_detllm.verify.update import check_writable, replace_file
 
 __all__ = ["HELP", "NAME", "configure", "run"]
 

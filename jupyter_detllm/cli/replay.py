@@ -12,7 +12,7 @@ from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.report import parse_accept
 
 if TYPE_CHECKING:
-    from jupyter_detllm.verify.engine_choice import Chooser
+    from jupyter_detllm.verify.engine_settings import Chooser
 
 __all__ = ["HELP", "NAME", "configure", "run"]
 
@@ -62,6 +62,6 @@ def _server(args: argparse.Namespace) -> Chooser | None:
             raise UsageError("--served-model goes with --engine URL")
         return None
     from jupyter_detllm.engines.remote.client import Address
-    from jupyter_detllm.verify.engine_choice import on_server
+    from jupyter_detllm.verify.engine_settings import on_server
 
     return on_server(Address.parse(args.engine).base, args.served_model)

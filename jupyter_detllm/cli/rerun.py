@@ -54,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args, args.notebooks)
     # Being terminated is being interrupted: no kernel, no temporary folder stays behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    from jupyter_detllm.verify.execution import ExecutionOptions
-    from jupyter_detllm.verify.rerun import rerun_paths
+    from jupyter_detllm.verify.rerun import ExecutionOptions, rerun_paths
 
     report = rerun_paths(
         args.notebooks,

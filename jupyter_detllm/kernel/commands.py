@@ -422,8 +422,7 @@ def bisect_saved(shell: Any, arguments: Namespace, say: Callable[[str], None]) -
     from jupyter_detllm.core.notebook import read_notebook
     from jupyter_detllm.core.policy import DEFAULT_POLICY
     from jupyter_detllm.render.bisect import bisect_text
-    from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell
-    from jupyter_detllm.verify.bisect_cell import choose_cell
+    from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell, choose_cell
     from jupyter_detllm.verify.bisect_plan import settings_named
     from jupyter_detllm.verify.sources import read_file
 

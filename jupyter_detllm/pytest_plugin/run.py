@@ -377,8 +377,7 @@ class Verifier:
         return check_paths(paths, self.settings.policy).notebooks
 
     def _rerun(self, paths: Sequence[Path]) -> Sequence[NotebookReport]:
-        from jupyter_detllm.verify.execution import ExecutionOptions
-        from jupyter_detllm.verify.rerun import rerun_paths
+        from jupyter_detllm.verify.rerun import ExecutionOptions, rerun_paths
 
         chosen = self.settings
         options = ExecutionOptions(chosen.kernel, chosen.cell_timeout, chosen.startup_timeout)
@@ -388,8 +387,7 @@ class Verifier:
             return rerun_paths(paths, chosen.policy, options=options, save=save).notebooks
 
     def _replay(self, paths: Sequence[Path]) -> Sequence[NotebookReport]:
-        from jupyter_detllm.verify.limits import DEFAULT_TOKENS_TOTAL
-        from jupyter_detllm.verify.permissions import Permissions
+        from jupyter_detllm.verify.plan import DEFAULT_TOKENS_TOTAL, Permissions
         from jupyter_detllm.verify.replay import replay_paths
 
         chosen = self.settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jupyter_detllm.core.canonical import Json, encode_float
 from jupyter_detllm.render.visible import clip, visible, width
-from jupyter_detllm.verify.bisect_report import BisectReport, Finding, TrialResult
+from jupyter_detllm.verify.bisect_plan import BisectReport, Finding, TrialResult
 
 __all__ = ["BISECT_SCHEMA", "bisect_json", "bisect_text"]
 

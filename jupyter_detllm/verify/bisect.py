@@ -1,48 +1,431 @@
 """Which change of settings makes a cell give its reference again? One at a time.
 
-No notebook code is executed: the recorded requests are sent again, each run in a
-process of its own, first twice without a change.
+No notebook code is executed: the recorded requests are sent again, each run in a process of
+its own, first twice without a change. It starts from the conditions that the stamp was made
+under, as far as it states them.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 from jupyter_detllm.controls.environ import AVAILABLE_LEVELS
-from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
+from jupyter_detllm.controls.ledger import MARKER
+from jupyter_detllm.controls.seeding import SEED_VARIABLE
+from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls, goes_beyond
 from jupyter_detllm.core.fields import Role, spec_of
-from jupyter_detllm.core.fingerprint import FieldDiff, Fingerprint
-from jupyter_detllm.core.notebook import CellView
-from jupyter_detllm.core.stamp import Call, Stamp
-from jupyter_detllm.core.verdict import Verdict, facts_of
+from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
+from jupyter_detllm.core.generation import Generation
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.notebook import CellView, JsonObject, NotebookView, check_cell
+from jupyter_detllm.core.policy import Policy, PolicyKind
+from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp
+from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.verdict import Verdict, facts_of, model_differences
+from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.engines.start import FAKE, Modifiers
+from jupyter_detllm.errors import DetLLMError, UsageError
 from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.probes.process import initial_environment
-from jupyter_detllm.verify.bisect_align import aligned
-from jupyter_detllm.verify.bisect_base import (
-    child_environment,
-    conditions_of,
-    differences,
-    groups_of,
-    model_of,
-)
-from jupyter_detllm.verify.bisect_cell import BisectOptions, Obstacle, Sides, sides_of
-from jupyter_detllm.verify.bisect_change import Composition, Conditions
-from jupyter_detllm.verify.bisect_plan import Trial, plan
-from jupyter_detllm.verify.bisect_report import (
+from jupyter_detllm.verify.bisect_plan import (
     BisectReport,
+    Composition,
+    Conditions,
     Finding,
     Result,
+    Trial,
     TrialResult,
+    aligned,
     difference_text,
+    plan,
+    recorded_variable,
 )
-from jupyter_detllm.verify.bisect_run import Run, Runner, run_in_child
-from jupyter_detllm.verify.limits import check_total, most_tokens
+from jupyter_detllm.verify.engine_settings import settings_of
+from jupyter_detllm.verify.job import Circumstances, Job, JobBatch, Scores, Task
+from jupyter_detllm.verify.plan import DEFAULT_TOKENS_TOTAL, check_total, excess, most_tokens
+from jupyter_detllm.verify.worker import run_in_worker
 
-__all__ = ["BisectOptions", "bisect_cell"]
+__all__ = [
+    "BisectOptions",
+    "Obstacle",
+    "Sides",
+    "TrialRun",
+    "TrialRunner",
+    "bisect_cell",
+    "child_environment",
+    "choose_cell",
+    "conditions_of",
+    "run_in_child",
+]
+
+_DIFFER = (Verdict.DRIFT, Verdict.DIVERGED, Verdict.NOT_COMPARABLE)
+
+
+class Obstacle(NamedTuple):
+    """Why a cell cannot be bisected."""
+
+    finding: Finding
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """A cell's reference, and its output's stamp (the reference again where it has none).
+
+    The stored forms are what a child reads the requests from.
+    """
+
+    reference: Stamp
+    reference_json: JsonObject
+    present: Stamp
+    present_json: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class BisectOptions:
+    """How to bisect.
+
+    Attributes
+    ----------
+    policy
+        What counts as equal.
+    model
+        What to load, where the notebook's own word is not enough: a folder or hub id.
+    options
+        Engine options of every run, over the recorded ones.
+    only
+        Names of the settings to try; empty means all.
+    every
+        Go on after the first that makes the difference vanish.
+    timeout
+        Longest a run may take, in seconds.
+    tokens_total
+        Most prompt tokens and new tokens of one run.
+    """
+
+    policy: Policy = field(default_factory=Policy)
+    model: str | None = None
+    options: Mapping[str, FieldValue] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    every: bool = False
+    timeout: float = 600.0
+    tokens_total: int = DEFAULT_TOKENS_TOTAL
+
+
+def choose_cell(notebook: NotebookView, which: str | None, policy: Policy) -> CellView:
+    """Return the cell of that name or number; without, the only one that differs.
+
+    Raises
+    ------
+    UsageError
+        When there is none, or more than one.
+    """
+    labels = {cell.label: cell for cell in notebook.cells}
+    if not labels:
+        raise UsageError(
+            "the notebook has no stamped cell", fix="run its %%detgen cells, then stamp it"
+        )
+    if which is None:
+        return _only_cell(notebook, policy)
+    named = [cell for cell in notebook.cells if which in (cell.name, str(cell.number))]
+    if named:
+        return named[0]
+    known = [cell.name or str(cell.number) for cell in notebook.cells]
+    near = difflib.get_close_matches(which, known, 1)
+    raise UsageError(
+        f"no stamped cell is named {which[:60]!r}",
+        expected=near[0] if near else ", ".join(list(labels)[:8]),
+    )
+
+
+def _only_cell(notebook: NotebookView, policy: Policy) -> CellView:
+    referenced = [cell for cell in notebook.cells if cell.reference is not None]
+    differing = [cell for cell in referenced if _differs(cell, policy)]
+    for cells in (differing, referenced):
+        if len(cells) == 1:
+            return cells[0]
+    cells = differing or referenced or list(notebook.cells)
+    what = "differ" if differing else "could be meant"
+    names = ", ".join(cell.label for cell in cells[:8])
+    raise UsageError(
+        f"{len(cells)} cells {what}: {names}",
+        expected="one",
+        fix=f"--cell {cells[0].name or cells[0].number}",
+    )
+
+
+def _differs(cell: CellView, policy: Policy) -> bool:
+    outcome = check_cell(cell)
+    if outcome.verdict is Verdict.TOKENS_MATCH:
+        return not policy.accepts(outcome.verdict, outcome.facts.comparison)
+    return outcome.verdict in _DIFFER
+
+
+def sides_of(cell: CellView, policy: Policy) -> Sides | Obstacle:
+    """Return the two sides of a cell, or why it cannot be bisected."""
+    reference, reference_json = cell.reference, cell.reference_json
+    if cell.problems:
+        return Obstacle(Finding.FAILED, cell.problems[0])
+    if reference is None or reference_json is None:
+        reason = "it has no reference: `jupyter detllm stamp` makes one"
+        return Obstacle(Finding.NOT_COMPARABLE, reason)
+    present, present_json = cell.actual, cell.actual_json
+    if present is None or present_json is None:
+        present, present_json = reference, reference_json
+    sides = Sides(reference, reference_json, present, present_json)
+    reason = _not_comparable(sides, policy)
+    return Obstacle(Finding.NOT_COMPARABLE, reason) if reason else sides
+
+
+def _not_comparable(sides: Sides, policy: Policy) -> str:
+    reference, present = sides.reference, sides.present
+    other = model_differences(reference.model, present.model)
+    if other:
+        return "; ".join(other)
+    if not compare_calls(reference.calls, present.calls).pairs:
+        return "the output answers other requests than the reference"
+    requests = (*present.requests, *reference.requests)
+    if any(request.prompt is None for request in requests):
+        return "only digests of its prompts are stored, so that they cannot be sent again"
+    found = (excess(request) for request in requests)
+    for text in found:
+        if text is not None:
+            return f"it asks for {text}"
+    compares = policy.kind in (PolicyKind.BITWISE, PolicyKind.WITHIN)
+    if compares and any(g.evidence is None for g in reference.generations):
+        return f"the reference holds no evidence, which policy {policy} compares"
+    return ""
+
+
+_OWN_MODELS = ("demo", "fake")
+
+
+def conditions_of(
+    stamp: Stamp, platform: Platform, options: Mapping[str, FieldValue] | None = None
+) -> tuple[Conditions | None, tuple[str, ...]]:
+    """Return the conditions that the fingerprint of `stamp` tells of, or why it does not.
+
+    Parameters
+    ----------
+    stamp
+        The recorded run that is to be repeated.
+    platform
+        Where it is repeated.
+    options
+        Engine options of the user, which win.
+    """
+    settings, reasons = settings_of(stamp.fingerprint, platform)
+    if settings is None or stamp.fingerprint is None:
+        return None, reasons
+    chosen = {**dict(settings.options), **(options or {})}
+    found = Conditions(settings.engine, stamp.level, chosen, settings.modifiers)
+    for name, value in stamp.fingerprint.numerics.items():
+        if name == "torch.threads" or name.startswith("controls."):
+            change = recorded_variable(name, value, platform)
+            found = found if change is None else change.applied(found)
+    return found, ()
+
+
+def child_environment(
+    conditions: Conditions, environ: Mapping[str, str], initial: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Return the variables of a child: the user's, without what we set, and the recorded.
+
+    Parameters
+    ----------
+    conditions
+        What is recorded or changed on purpose.
+    environ
+        The variables of this process, which may hold what a session has set.
+    initial
+        Those it was started with; None where unknown.
+    """
+    out = dict(environ)
+    marked = (item.partition("=")[0] for item in out.pop(MARKER, "").split())
+    for name in (*marked, SEED_VARIABLE):
+        out.pop(name, None)
+    if initial is not None and "LD_PRELOAD" not in initial:
+        out.pop("LD_PRELOAD", None)  # vLLM sets it for itself
+    out.setdefault("PYTHONHASHSEED", "0")
+    for name, value in conditions.environ.items():
+        if value is None:
+            out.pop(name, None)
+        else:
+            out[name] = value
+    return out
+
+
+def groups_of(stamp: Stamp, *, alone: bool) -> list[list[int]]:
+    """Return which of a stamp's requests, by number, share a call."""
+    groups, number = [], 0
+    for call in stamp.calls:
+        group = list(range(number, number + len(call.requests)))
+        groups += [[index] for index in group] if alone else [group]
+        number += len(group)
+    return groups
+
+
+def model_of(reference: Stamp, engine: str, asked: str | None) -> str:
+    """Return what is loaded: what the user named, or a recorded model of ours.
+
+    Raises
+    ------
+    UsageError
+        For a recorded model that the user has to name himself.
+    """
+    name = reference.model.name
+    if asked is not None or engine == FAKE or name in _OWN_MODELS:
+        return asked or name
+    raise UsageError(
+        f"the cell ran on {name[:80]!r}",
+        expected="a model that you name, since a notebook must not choose what is loaded",
+        fix=f"--model {name[:80]}",
+    )
+
+
+def differences(reference: Stamp, found: Stamp) -> list[FieldDiff]:
+    """Return what differs, the likeliest cause first; a level is a field here."""
+    diffs = list(facts_of(reference, found).fields)
+    if reference.level is not found.level:
+        left, right = reference.level.value, found.level.value
+        why = "A level sets controls that change results."
+        align = f"%detllm --level {left}"
+        diffs.insert(0, FieldDiff("level", Role.NUMERICS, left, right, why, align, 93))
+    return diffs
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRun:
+    """What came of one run: a stamp, or why there is none; and how long it took.
+
+    `other_model` says how the model that was found is not the recorded one.
+    """
+
+    stamp: Stamp | None
+    error: str = ""
+    other_model: str = ""
+    seconds: float = 0.0
+
+
+TrialRunner: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, str], float], TrialRun]
+"""Job, environment and time limit in seconds to a run."""
+
+
+def run_in_child(job: Mapping[str, Any], environ: Mapping[str, str], timeout: float) -> TrialRun:
+    """Run a job in a fresh process.
+
+    Parameters
+    ----------
+    job
+        ``stamp`` (the recorded one, as stored), ``calls`` (which of its requests share a
+        call, by number), ``engine``, ``model``, ``level``, ``options``, ``modifiers``.
+    environ
+        The child's variables.
+    timeout
+        Longest it may take, in seconds; then it is killed.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        When the user interrupts; the child has gone then.
+    """
+    start = time.perf_counter()
+    recorded = read_stamp(job["stamp"])
+    asked = _trial_job(job, recorded)
+    collector = _Collector(recorded.model)
+    try:
+        run_in_worker(asked, collector, environ=environ, timeout=timeout)
+        run = collector.run(recorded, asked)
+    except DetLLMError as error:
+        run = TrialRun(None, str(error))
+    return replace(run, seconds=round(time.perf_counter() - start, 2))
+
+
+def _trial_job(job: Mapping[str, Any], recorded: Stamp) -> Job:
+    requests = recorded.requests
+    return Job(
+        task=Task.GENERATE,
+        engine=job["engine"],
+        spec=EngineSpec(job["model"], Level(job["level"]), job["options"], recorded.root_seed),
+        modifiers=Modifiers(**job["modifiers"]),
+        identity=recorded.model,
+        batches=tuple(JobBatch(tuple(requests[i] for i in group)) for group in job["calls"]),
+    )
+
+
+class _Collector:
+    """Takes what a job reports; the first problem is kept."""
+
+    def __init__(self, recorded: ModelIdentity) -> None:
+        self._recorded = recorded
+        self.other = ""
+        self.problem = ""
+        self.circumstances: Circumstances | None = None
+        self.found: dict[int, tuple[Generation, ...]] = {}
+
+    def run(self, recorded: Stamp, job: Job) -> TrialRun:
+        """Return what came of the job."""
+        if self.other:
+            return TrialRun(None, other_model=self.other)
+        shared = self.circumstances
+        if self.problem or shared is None:
+            return TrialRun(None, self.problem or "the engine said nothing")
+        calls = (Call(batch.requests, self.found[n]) for n, batch in enumerate(job.batches))
+        # As a stamp keeps it: identity stands in the model.
+        kept = Fingerprint(shared.fingerprint.numerics, {}, shared.fingerprint.informational)
+        return TrialRun(
+            replace(
+                recorded,
+                level=job.spec.level,
+                model=shared.model,
+                fingerprint=kept,
+                fingerprint_digest=kept.digest,
+                calls=tuple(calls),
+                late=shared.late,
+                self_test=shared.self_test,
+                reach=shared.reach,
+                beyond_reach=goes_beyond(shared.reach, [b.requests for b in job.batches], kept),
+            )
+        )
+
+    def stage(self, text: str) -> None:
+        """Nobody watches the start of a single run."""
+
+    def other_model(self, model: ModelIdentity) -> None:
+        """Keep how the model differs."""
+        self.other = "; ".join(model_differences(self._recorded, model))
+
+    def started(self, circumstances: Circumstances) -> None:
+        """Keep the fingerprint."""
+        self.circumstances = circumstances
+
+    def tokens(self, batch: int, count: int) -> None:
+        """Nothing waits for single tokens here."""
+
+    def refused(self, batch: int, index: int, reason: str) -> None:
+        """Keep why a request is not run."""
+        self.problem = self.problem or reason
+
+    def generated(self, batch: int, generations: tuple[Generation, ...]) -> None:
+        """Keep the generations of a call."""
+        self.found[batch] = generations
+
+    def scored(self, batch: int, scores: tuple[Scores, ...]) -> None:
+        """Nothing is scored here."""
+
+    def finished(self) -> None:
+        """Do nothing: what was kept is read afterwards."""
+
+    def failed(self, batch: int, reason: str) -> None:
+        """Keep why a call failed."""
+        self.problem = self.problem or reason
+
 
 _UNCHANGED = ("unchanged", "unchanged, again")
 
@@ -53,7 +436,7 @@ def bisect_cell(
     options: BisectOptions | None = None,
     *,
     platform: Platform | None = None,
-    runner: Runner = run_in_child,
+    runner: TrialRunner = run_in_child,
     say: Callable[[str], None] = lambda line: None,
 ) -> BisectReport:
     """Bisect one recorded cell.
@@ -103,7 +486,7 @@ class _Bisection:
         model: str,
         options: BisectOptions,
         platform: Platform,
-        runner: Runner,
+        runner: TrialRunner,
         say: Callable[[str], None],
     ) -> None:
         self._sides, self._base, self._model = sides, base, model
@@ -209,7 +592,7 @@ class _Bisection:
 
     def _run(
         self, name: str, conditions: Conditions, trial: Trial | None = None
-    ) -> tuple[Run, TrialResult]:
+    ) -> tuple[TrialRun, TrialResult]:
         environ = child_environment(conditions, os.environ, initial_environment())
         run = self._runner(self._job(conditions), environ, self._options.timeout)
         result, detail, comparison = self._shown(run)
@@ -232,7 +615,7 @@ class _Bisection:
             "calls": groups_of(stamp, alone=conditions.composition is Composition.ALONE),
         }
 
-    def _shown(self, run: Run) -> tuple[Result, str, Comparison | None]:
+    def _shown(self, run: TrialRun) -> tuple[Result, str, Comparison | None]:
         if run.stamp is None:
             return Result.FAILED, run.error or run.other_model, None
         equal, comparison = self._judged(self._reference.calls, run.stamp)

@@ -1,22 +1,179 @@
-"""What a bisection tries, and in which order: one change of settings at a time. Pure.
+"""What a bisection tries, in which order, and what it found: typed values. Pure.
 
-A setting is a row of SETTINGS. What two fingerprints say differs comes first, put back to
-its recorded value (`aligned`); the rows follow by cost.
+A setting is a row of SETTINGS; a `Change` changes the `Conditions` of a run. What two
+fingerprints say differs comes first, put back to its recorded value (`aligned`); the rows
+follow by cost. `render.bisect` turns the `BisectReport` into text and JSON.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
+from jupyter_detllm.controls.environ import ENV_CONTROLS, RECORDED
+from jupyter_detllm.controls.ledger import UNKNOWN
+from jupyter_detllm.core.compare import Comparison
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.engines.start import FAKE, Modifiers
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.verify.bisect_align import aligned
-from jupyter_detllm.verify.bisect_change import Change, Composition, Conditions
+from jupyter_detllm.verify.engine_settings import ROWS
 
-__all__ = ["SETTINGS", "Setting", "Trial", "plan", "settings_named"]
+__all__ = [
+    "SETTINGS",
+    "BisectReport",
+    "Change",
+    "Composition",
+    "Conditions",
+    "Finding",
+    "Result",
+    "Setting",
+    "Trial",
+    "TrialResult",
+    "aligned",
+    "difference_text",
+    "plan",
+    "recorded_variable",
+    "settings_named",
+]
+
+
+class Composition(StrEnum):
+    """Which requests share a call."""
+
+    PRESENT = "as in the output"
+    RECORDED = "as in the reference"
+    ALONE = "each alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Everything a run is started with.
+
+    Attributes
+    ----------
+    engine, level
+        Name of the engine, and the guarantee level.
+    options, modifiers
+        Engine options, and the debugging options of the session.
+    environ
+        Variables set before Python starts; None means unset.
+    composition
+        Which requests share a call.
+    """
+
+    engine: str
+    level: Level
+    options: Mapping[str, FieldValue] = field(default_factory=dict)
+    modifiers: Modifiers = field(default_factory=Modifiers)
+    environ: Mapping[str, str | None] = field(default_factory=dict)
+    composition: Composition = Composition.PRESENT
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a trial changes.
+
+    An option of None is left out; None elsewhere leaves the conditions as they are.
+    """
+
+    options: Mapping[str, FieldValue] = field(default_factory=dict)
+    environ: Mapping[str, str | None] = field(default_factory=dict)
+    composition: Composition | None = None
+    level: Level | None = None
+    torch_deterministic: str | None = None
+
+    def applied(self, base: Conditions) -> Conditions:
+        """Return the conditions with this change."""
+        options = {**base.options, **self.options}
+        mode = self.torch_deterministic or base.modifiers.torch_deterministic
+        return replace(
+            base,
+            options={name: value for name, value in options.items() if value is not None},
+            modifiers=replace(base.modifiers, torch_deterministic=mode),
+            environ={**base.environ, **self.environ},
+            composition=self.composition or base.composition,
+            level=self.level or base.level,
+        )
+
+    def joined(self, other: Change) -> Change:
+        """Return both changes as one; `other` wins."""
+        return Change(
+            {**self.options, **other.options},
+            {**self.environ, **other.environ},
+            other.composition or self.composition,
+            other.level or self.level,
+            other.torch_deterministic or self.torch_deterministic,
+        )
+
+
+_MAX_THREADS = 1024
+_MODES = ("off", "warn", "error")
+_PLAIN = re.compile(r"[A-Za-z0-9_.:,+-]{1,64}")
+_VARIABLES = frozenset(row.name for row in ENV_CONTROLS) | {row.name for row in RECORDED}
+
+
+def aligned(
+    diff: FieldDiff, engine: str, platform: Platform, levels: Iterable[Level]
+) -> Change | None:
+    """Return the change that puts a field back to its recorded (`left`) value.
+
+    None where nothing here can: another version, another processor, or a value that no
+    reader of ours would have written.
+    """
+    value = diff.left
+    if diff.name == "level":
+        level = next((level for level in levels if level == value), None)
+        return None if level is None else Change(level=level)
+    if diff.name == "engine.batch":
+        return Change(composition=Composition.RECORDED)
+    if diff.name == "torch.deterministic_algorithms":
+        return Change(torch_deterministic=str(value)) if value in _MODES else None
+    if diff.name == "torch.threads" or diff.name.startswith("controls."):
+        return recorded_variable(diff.name, value, platform)
+    return _recorded_option(diff.name, value, engine, platform)
+
+
+def recorded_variable(name: str, value: FieldValue, platform: Platform) -> Change | None:
+    """Return the change that sets a recorded variable: only one that we know.
+
+    The number of threads is one, too.
+    """
+    if name == "torch.threads":
+        fits = type(value) is int and 0 < value <= _MAX_THREADS and platform is Platform.CPU
+        return Change(environ={"OMP_NUM_THREADS": str(value)}) if fits else None
+    variable = name.removeprefix("controls.")
+    if variable not in _VARIABLES or value == UNKNOWN:
+        return None
+    if value is not None and not _PLAIN.fullmatch(str(value)):
+        return None
+    if value is not None and variable.endswith("_NUM_THREADS") and not _threads(str(value)):
+        return None
+    return Change(environ={variable: None if value is None else str(value)})
+
+
+def _threads(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) <= _MAX_THREADS
+
+
+def _recorded_option(
+    name: str, value: FieldValue, engine: str, platform: Platform
+) -> Change | None:
+    if name == "engine.attention_backend" and engine != FAKE and platform is Platform.CPU:
+        return None  # there is only one
+    for row in ROWS:
+        if row.name == name and row.option and engine in row.engines:
+            try:
+                # What the default reaches is reached by leaving the option out.
+                return Change({row.option: row.read(value)})
+            except ValueError:
+                return None
+    return None
+
 
 _VLLM = ("vllm",)
 _BOTH = ("fake", "vllm")
@@ -246,3 +403,109 @@ def _alignments(
 
 def _shown(value: FieldValue) -> str:
     return "unset" if value is None else str(value)
+
+
+class Result(StrEnum):
+    """What one run showed, against the reference and under the policy."""
+
+    EQUAL = "equal"
+    DIFFERS = "differs"
+    FAILED = "failed"
+
+
+class Finding(StrEnum):
+    """How a bisection ended."""
+
+    EQUAL = "equal"
+    CAUSE = "cause"
+    NO_CAUSE = "no_cause"
+    FAILED = "failed"
+    NOT_COMPARABLE = "not_comparable"
+    INTERRUPTED = "interrupted"
+
+
+_CODES = {
+    Finding.EQUAL: 0,
+    Finding.CAUSE: 1,
+    Finding.NO_CAUSE: 1,
+    Finding.FAILED: 2,
+    Finding.NOT_COMPARABLE: 3,
+    Finding.INTERRUPTED: 130,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """One run.
+
+    Attributes
+    ----------
+    name, why, adopt
+        What was changed, why that can matter, and how to run with it from now on.
+    result
+        What it showed.
+    detail
+        Where it differs, or why it failed; "" when equal.
+    seconds
+        How long it took, process start included.
+    comparison
+        Reference against this run; None where it failed.
+    """
+
+    name: str
+    result: Result
+    detail: str = ""
+    seconds: float = 0.0
+    why: str = ""
+    adopt: str = ""
+    comparison: Comparison | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BisectReport:
+    """One bisected cell.
+
+    Attributes
+    ----------
+    path, label, policy
+        The notebook, the cell, and what counts as equal.
+    finding, reason
+        How it ended, and one sentence about it.
+    repeatable
+        Whether two unchanged runs agreed; None where there were not two.
+    trials
+        The runs in order, the unchanged ones first.
+    causes
+        The changes that made the difference vanish, the smallest first.
+    out_of_reach
+        Fields that differ and that no setting can put back here.
+    """
+
+    path: str
+    label: str
+    policy: Policy
+    finding: Finding
+    reason: str
+    repeatable: bool | None = None
+    trials: tuple[TrialResult, ...] = ()
+    causes: tuple[TrialResult, ...] = ()
+    out_of_reach: tuple[FieldDiff, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0: nothing differs. 1: it differs, cause named or not. 2, 3, 130: not decided."""
+        return _CODES[self.finding]
+
+
+def difference_text(comparison: Comparison) -> str:
+    """Return where two sides first differ, in a few words."""
+    first = comparison.first
+    if first is None:
+        if comparison.gap:
+            return f"logprobs by up to {comparison.gap:.3g}"
+        return "evidence or text" if comparison.pairs else "nothing could be compared"
+    number = 1 + next(i for i, pair in enumerate(comparison.pairs) if pair is first)
+    at = first.divergence.position + 1 if first.divergence else len(first.reference.token_ids)
+    others = sum(1 for pair in comparison.pairs if not pair.tokens_equal)
+    count = f" ({others} of {len(comparison.pairs)} differ)" if len(comparison.pairs) > 1 else ""
+    return f"generation {number}, token {at} of {len(first.reference.token_ids)}{count}"

@@ -17,12 +17,19 @@ from jupyter_detllm.engines.start import VLLM_SERVER
 from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.models.adapter import adapters_among
 from jupyter_detllm.probes.platform import compute_platform
-from jupyter_detllm.verify.engine_choice import Chooser, as_recorded, facts_on_server
+from jupyter_detllm.verify.engine_settings import Chooser, as_recorded, facts_on_server
 from jupyter_detllm.verify.grouped import GroupResult, Runner, Watcher, carry_out, quiet_watcher
 from jupyter_detllm.verify.job import Circumstances, Task
-from jupyter_detllm.verify.limits import check_total, most_tokens
-from jupyter_detllm.verify.permissions import Permissions, allowed_models
-from jupyter_detllm.verify.plan import Key, Place, PlannedCell, plan_replay
+from jupyter_detllm.verify.plan import (
+    Key,
+    Permissions,
+    Place,
+    PlannedCell,
+    allowed_models,
+    check_total,
+    most_tokens,
+    plan_replay,
+)
 from jupyter_detllm.verify.report import Mode, NotebookReport, Report, Standing
 from jupyter_detllm.verify.service import judged, unreadable
 from jupyter_detllm.verify.sources import read_file

@@ -20,12 +20,18 @@ from jupyter_detllm.core.verdict import model_differences
 from jupyter_detllm.engines.base import TokenScore
 from jupyter_detllm.models.adapter import adapters_among
 from jupyter_detllm.probes.platform import compute_platform
-from jupyter_detllm.verify.engine_choice import as_recorded
+from jupyter_detllm.verify.engine_settings import as_recorded
 from jupyter_detllm.verify.grouped import GroupResult, Runner, Watcher, carry_out, quiet_watcher
 from jupyter_detllm.verify.job import Scores, Task
-from jupyter_detllm.verify.limits import check_total
-from jupyter_detllm.verify.permissions import Permissions, allowed_models
-from jupyter_detllm.verify.plan import Batch, Key, PlannedCell, plan_replay
+from jupyter_detllm.verify.plan import (
+    Batch,
+    Key,
+    Permissions,
+    PlannedCell,
+    allowed_models,
+    check_total,
+    plan_replay,
+)
 from jupyter_detllm.verify.replay import child_runner, read_views
 from jupyter_detllm.verify.report import NotebookReport
 

@@ -1,19 +1,46 @@
-"""The only place that writes notebooks."""
+"""The only place that writes notebooks.
+
+A file is replaced whole: whoever reads, at any moment, sees the old or the new one. A
+running Jupyter server that has it open is named.
+
+Jupyter's trust is kept: a notebook that was trusted is signed again after a write. The
+signature is over the whole notebook as nbformat reads it, which is what a Jupyter server
+checks when it opens the file. nbformat gets large values as marks, for which the values are
+put in when the signature is computed: with them it needs several times the file.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hmac
+import json
+import os
+import re
+import secrets
+import shutil
+import sqlite3
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from jupyter_detllm.core.notebook import JsonObject
+from jupyter_detllm.core.notebook_json import Kept, read_whole
 from jupyter_detllm.errors import NotebookError
-from jupyter_detllm.verify.atomic import check_writable, clean_leftovers, replace_file
-from jupyter_detllm.verify.layout import Part
-from jupyter_detllm.verify.servers import servers_with
-from jupyter_detllm.verify.sources import NotebookFile, digest_of_file
-from jupyter_detllm.verify.trust import is_trusted, sign
+from jupyter_detllm.verify.sources import NotebookFile, Part, digest_of_file
 
-__all__ = ["WriteResult", "write_notebook"]
+__all__ = [
+    "WriteResult",
+    "check_writable",
+    "clean_leftovers",
+    "replace_file",
+    "servers_with",
+    "write_notebook",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +125,323 @@ def _warnings(file: NotebookFile, target: Path) -> list[str]:
     ]
     if not _are(file.style.parts(file.data, file.raw), file.raw):
         out.append(f"{file.path} had an unusual JSON layout, which was not kept everywhere")
+    return out
+
+
+_TEMPORARY_SUFFIX = ".detllm-tmp"
+
+
+def check_writable(target: Path) -> None:
+    """Refuse a file that its mode protects, also from root.
+
+    Raises
+    ------
+    NotebookError
+        When the file or its folder may not be written.
+    """
+    mode = target.stat().st_mode if target.exists() else stat.S_IWUSR
+    if not mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
+        raise NotebookError(f"{target} is read-only", fix=f"chmod u+w {target}")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise NotebookError(f"{target} may not be written by this user")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise NotebookError(
+            f"the folder {target.parent} may not be written, so {target.name} cannot be replaced"
+        )
+
+
+def replace_file(target: Path, parts: Iterable[Part], unchanged: Callable[[], bool]) -> None:
+    """Replace `target` by `parts`, one after the other: written beside it, synced, renamed over it.
+
+    Mode, extended attributes and, where permitted, the owner are kept. A kill leaves
+    the old file, or the new one, and at most a temporary file that the next write of
+    `target` removes.
+
+    Parameters
+    ----------
+    target
+        An absolute path without links.
+    parts
+        The new content.
+    unchanged
+        Asked just before the rename; when it says no, nothing is written.
+
+    Raises
+    ------
+    NotebookError
+        When the file cannot be written, or changed meanwhile.
+    """
+    clean_leftovers(target)
+    try:
+        handle, name = tempfile.mkstemp(_TEMPORARY_SUFFIX, f".{target.name}.", target.parent)
+    except OSError as error:
+        raise _write_failed(target, error) from None
+    temporary = Path(name)
+    try:
+        _write_and_rename(handle, temporary, target, parts, unchanged)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise _write_failed(target, error) from None
+    finally:
+        # After the rename there is nothing left under this name.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _write_and_rename(
+    handle: int,
+    temporary: Path,
+    target: Path,
+    parts: Iterable[Part],
+    unchanged: Callable[[], bool],
+) -> None:
+    with os.fdopen(handle, "wb") as file:
+        _lock_handle(file.fileno())
+        _copy_attributes(target, temporary)
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+        if not unchanged():
+            raise NotebookError(
+                f"{target} was changed by another program meanwhile: nothing was written",
+                fix="close it there and run the command again",
+            )
+        os.replace(temporary, target)
+
+
+def _write_failed(target: Path, error: OSError) -> NotebookError:
+    reason = (error.strerror or type(error).__name__).lower()
+    return NotebookError(f"{target} cannot be written: {reason}")
+
+
+def clean_leftovers(target: Path) -> None:
+    """Remove temporary files of `target` whose writer is gone."""
+    pattern = re.compile(re.escape(f".{target.name}.") + r"\w+" + re.escape(_TEMPORARY_SUFFIX))
+    with contextlib.suppress(OSError):
+        for entry in list(target.parent.iterdir()):
+            if pattern.fullmatch(entry.name) and not entry.is_symlink() and _abandoned(entry):
+                entry.unlink()
+
+
+def _abandoned(path: Path) -> bool:
+    """Tell whether nobody holds the lock that a writer holds on its temporary file."""
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return _lock_handle(handle)
+    finally:
+        os.close(handle)
+
+
+def _lock_handle(handle: int) -> bool:
+    """Lock an open file without waiting; the lock ends with its process, however that ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: an open file cannot be removed there anyway
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _copy_attributes(source: Path, target: Path) -> None:
+    if not source.exists():
+        # A temporary file is private; a new one is as open as the user's mask says.
+        mask = os.umask(0)
+        os.umask(mask)
+        target.chmod(0o666 & ~mask)
+        return
+    info = source.stat()
+    with contextlib.suppress(OSError, AttributeError):
+        os.chown(target, info.st_uid, info.st_gid)
+    shutil.copystat(source, target)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename survive a power cut, where folders can be synced."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+_FAILURES = (OSError, ValueError, KeyError, AttributeError, TypeError, sqlite3.Error)
+_ESCAPES = re.compile(rb"[^\\]{1,65536}|(?:\\u[0-9a-fA-F]{4}|\\[^u])+")
+
+
+def is_trusted(notebook: JsonObject, raw: bytes) -> bool:
+    """Tell whether this user's Jupyter trusts a notebook; `raw` is the file of its `Kept`."""
+    from jupyter_core.paths import jupyter_data_dir
+
+    if not (Path(jupyter_data_dir()) / "nbsignatures.db").exists():
+        return False  # nothing was ever trusted: leave no database behind either
+
+    def known(notary: Any, signature: str) -> bool:
+        return bool(notary.store.check_signature(signature, notary.algorithm))
+
+    return _asked(known, notebook, raw)
+
+
+def sign(notebook: JsonObject, raw: bytes) -> bool:
+    """Sign a notebook; return whether that succeeded."""
+
+    def stored(notary: Any, signature: str) -> bool:
+        notary.store.store_signature(signature, notary.algorithm)
+        return True
+
+    return _asked(stored, notebook, raw)
+
+
+def _asked(question: Callable[[Any, str], bool], notebook: JsonObject, raw: bytes) -> bool:
+    from nbformat.sign import NotebookNotary
+
+    try:
+        notary = NotebookNotary()
+        try:
+            return question(notary, _signature(notary, notebook, raw))
+        finally:
+            notary.store.close()
+    except _FAILURES:
+        # Trust is a convenience: what cannot be read is not trusted.
+        return False
+
+
+def _signature(notary: Any, notebook: JsonObject, raw: bytes) -> str:
+    """Return what `NotebookNotary.compute_signature` returns for the whole notebook."""
+    import nbformat
+    from nbformat.sign import signature_removed, yield_everything
+
+    marks: dict[bytes, Kept] = {}
+    text = json.dumps(notebook, default=_marker(raw, marks))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        node = nbformat.reads(text, as_version=4)
+    found = hmac.new(notary.secret, digestmod=notary.digestmod)
+    with signature_removed(node):
+        for item in yield_everything(node):
+            for piece in _pieces(marks[item], raw) if item in marks else (item,):
+                found.update(piece)
+    return found.hexdigest()
+
+
+def _marker(raw: bytes, marks: dict[bytes, Kept]) -> Callable[[object], Any]:
+    """Return what encodes a `Kept` as a mark of the same JSON type, noted in `marks`."""
+    nonce = secrets.token_hex(16)
+
+    def default(value: object) -> Any:
+        if not isinstance(value, Kept):
+            raise TypeError(f"{type(value).__name__} is not JSON")
+        mark = f"{nonce}:{len(marks)}"
+        marks[mark.encode()] = value
+        kind = raw[value.start]
+        return [mark] if kind == ord("[") else {mark: ""} if kind == ord("{") else mark
+
+    return default
+
+
+def _pieces(kept: Kept, raw: bytes) -> Iterator[bytes | memoryview]:
+    """Yield what nbformat would sign of a value."""
+    from nbformat.sign import yield_everything
+
+    view = memoryview(raw)[kept.start : kept.end]
+    if view[0] != ord('"'):
+        yield from yield_everything(read_whole(view))
+        return
+    for found in _ESCAPES.finditer(view, 1, len(view) - 1):
+        piece = found.group()
+        yield json.loads(b'"%s"' % piece).encode("utf-8") if piece[:1] == b"\\" else piece
+
+
+_ANSWER_SECONDS = 1.0
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_MOST_ANSWER = 1_000_000
+
+
+def servers_with(path: Path) -> tuple[str, ...]:
+    """Return the addresses of running servers that have a session for `path`.
+
+    Servers are found in the user's runtime folder and asked on the loopback interface
+    only. What does not answer within a second does not count.
+    """
+    return tuple(
+        str(info["url"])
+        for info in _running_servers()
+        if path in _open_files(info, _sessions(info))
+    )
+
+
+def _running_servers() -> Iterator[dict[str, Any]]:
+    from jupyter_core.paths import jupyter_runtime_dir
+
+    for file in sorted(Path(jupyter_runtime_dir()).glob("jpserver-*.json")):
+        try:
+            info = json.loads(file.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(info, dict) and isinstance(info.get("url"), str) and _alive(info.get("pid")):
+            yield info
+
+
+def _alive(pid: object) -> bool:
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    if os.name == "nt":  # there, signal 0 would end the process
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _sessions(info: Mapping[str, Any]) -> list[Any]:
+    import http.client
+
+    try:
+        address = urlsplit(info["url"])
+        if address.scheme != "http" or address.hostname not in _LOOPBACK:
+            return []
+        connection = http.client.HTTPConnection(
+            address.hostname, address.port or 80, timeout=_ANSWER_SECONDS
+        )
+    except ValueError:
+        return []
+    try:
+        connection.request(
+            "GET",
+            f"{address.path.rstrip('/')}/api/sessions",
+            headers={"Authorization": f"token {info.get('token', '')}"},
+        )
+        response = connection.getresponse()
+        found = json.loads(response.read(_MOST_ANSWER)) if response.status == 200 else []
+    except (OSError, ValueError, http.client.HTTPException):
+        return []
+    finally:
+        connection.close()
+    return found if isinstance(found, list) else []
+
+
+def _open_files(info: Mapping[str, Any], sessions: list[Any]) -> set[Path]:
+    root = info.get("root_dir")
+    paths = [
+        session["path"]
+        for session in sessions
+        if isinstance(session, dict) and isinstance(session.get("path"), str)
+    ]
+    if not isinstance(root, str):
+        return set()
+    out = set()
+    for path in paths:
+        try:
+            out.add((Path(root) / path.lstrip("/")).resolve())
+        except (OSError, ValueError, RuntimeError):
+            continue
     return out

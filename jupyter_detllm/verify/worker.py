@@ -22,9 +22,8 @@ from typing import IO
 from jupyter_detllm.controls.guard import kernel_environment
 from jupyter_detllm.controls.ledger import MARKER
 from jupyter_detllm.errors import DetLLMError, EngineError
-from jupyter_detllm.verify.job import Job, Listener, run_job
+from jupyter_detllm.verify.job import Job, JsonListener, Listener, hear, job_json, read_job, run_job
 from jupyter_detllm.verify.kernels import ended_how, last_lines
-from jupyter_detllm.verify.messages import JsonListener, hear, job_json, read_job
 
 __all__ = ["run_in_worker"]
 

@@ -19,7 +19,7 @@ import jupyter_detllm as det
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.notebook import KEY
 from jupyter_detllm.core.stamp import Stamp, source_digest
-from jupyter_detllm.verify.bisect_run import run_in_child
+from jupyter_detllm.verify.bisect import run_in_child
 from tests.builders import promoted, stamped_cell, with_actual
 from tests.kernels import LOAD, errors, execute, text
 from tests.waiting import HANGS, until

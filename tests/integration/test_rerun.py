@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.core.verdict import Verdict
-from jupyter_detllm.verify.execution import ExecutionOptions
 from jupyter_detllm.verify.report import Report
-from jupyter_detllm.verify.rerun import rerun_paths
+from jupyter_detllm.verify.rerun import ExecutionOptions, rerun_paths
 from tests.builders import cell, notebook
 from tests.waiting import HANGS
 

@@ -21,7 +21,7 @@ from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.engines.start import environment_fingerprint
 from jupyter_detllm.engines.vllm.engine import VLLMOfflineEngine
 from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell
-from jupyter_detllm.verify.bisect_report import Finding
+from jupyter_detllm.verify.bisect_plan import Finding
 from tests.bisecting import SOURCE, book
 from tests.waiting import HANGS
 

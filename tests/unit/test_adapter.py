@@ -21,7 +21,7 @@ from jupyter_detllm.models.adapter import adapters_among, is_adapter, read_adapt
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.render import render_report
 from jupyter_detllm.verify.engine_settings import settings_of
-from jupyter_detllm.verify.permissions import Permissions
+from jupyter_detllm.verify.plan import Permissions
 from jupyter_detllm.verify.replay import replay_paths
 from tests.fakes import Run
 from tests.replaying import Lab, book, written

@@ -15,9 +15,8 @@ from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.render.bisect import bisect_json, bisect_text
-from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell
-from jupyter_detllm.verify.bisect_report import BisectReport, Finding, Result
-from jupyter_detllm.verify.bisect_run import Run
+from jupyter_detllm.verify.bisect import BisectOptions, TrialRun, bisect_cell
+from jupyter_detllm.verify.bisect_plan import BisectReport, Finding, Result
 from tests.bisecting import Machine, view
 
 ALONE = ((0,), (1,), (2,))
@@ -135,7 +134,7 @@ def test_the_recorded_level_is_a_setting() -> None:
 def flaky(*salted: int) -> Machine:
     """Return a machine whose runs of these numbers come out otherwise."""
 
-    def before(number: int, job: Any) -> Run | None:
+    def before(number: int, job: Any) -> TrialRun | None:
         if number not in salted:
             return None
         return Machine({"drift_salt": str(number)})(job, {"OMP_NUM_THREADS": "2"}, 1.0)
@@ -202,8 +201,8 @@ def test_options_of_the_user_are_in_every_run() -> None:
 
 
 def test_a_setting_that_cannot_start_is_a_failed_run_and_no_end() -> None:
-    def before(number: int, job: Any) -> Run | None:
-        return Run(None, "no such backend") if number == 3 else None
+    def before(number: int, job: Any) -> TrialRun | None:
+        return TrialRun(None, "no such backend") if number == 3 else None
 
     machine = Machine({"drift_salt": "other"}, before=before)
     report = bisect(view(Machine().record(), machine.record()), machine, only=("alone", "float32"))
@@ -213,7 +212,7 @@ def test_a_setting_that_cannot_start_is_a_failed_run_and_no_end() -> None:
 
 
 def test_an_unchanged_run_that_fails_ends_it() -> None:
-    machine = Machine(before=lambda number, job: Run(None, "out of memory"))
+    machine = Machine(before=lambda number, job: TrialRun(None, "out of memory"))
     stamp = Machine().record()
     report = bisect(view(stamp, stamp), machine)
     assert (report.finding, report.exit_code) == (Finding.FAILED, 2)
@@ -221,7 +220,9 @@ def test_an_unchanged_run_that_fails_ends_it() -> None:
 
 
 def test_another_model_is_not_compared() -> None:
-    machine = Machine(before=lambda number, job: Run(None, other_model="another model: weights"))
+    machine = Machine(
+        before=lambda number, job: TrialRun(None, other_model="another model: weights")
+    )
     stamp = Machine().record()
     report = bisect(view(stamp, stamp), machine)
     assert (report.finding, report.exit_code) == (Finding.NOT_COMPARABLE, 3)
@@ -229,7 +230,7 @@ def test_another_model_is_not_compared() -> None:
 
 
 def test_an_interrupt_keeps_what_was_done() -> None:
-    def before(number: int, job: Any) -> Run | None:
+    def before(number: int, job: Any) -> TrialRun | None:
         if number == 3:
             raise KeyboardInterrupt
         return None

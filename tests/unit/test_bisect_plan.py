@@ -9,10 +9,16 @@ from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.verify.bisect_align import aligned
-from jupyter_detllm.verify.bisect_base import child_environment, conditions_of
-from jupyter_detllm.verify.bisect_change import Change, Composition, Conditions
-from jupyter_detllm.verify.bisect_plan import SETTINGS, plan, settings_named
+from jupyter_detllm.verify.bisect import child_environment, conditions_of
+from jupyter_detllm.verify.bisect_plan import (
+    SETTINGS,
+    Change,
+    Composition,
+    Conditions,
+    aligned,
+    plan,
+    settings_named,
+)
 from tests.bisecting import Machine
 
 LEVELS = (Level.SEEDED, Level.REPEATABLE)

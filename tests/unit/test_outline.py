@@ -21,9 +21,8 @@ from jupyter_detllm.core.notebook_json import (
 )
 from jupyter_detllm.core.promotion import Update, promote, strip
 from jupyter_detllm.errors import NotebookError
-from jupyter_detllm.verify.layout import JsonStyle
 from jupyter_detllm.verify.service import check_paths
-from jupyter_detllm.verify.sources import read_file
+from jupyter_detllm.verify.sources import JsonStyle, read_file
 from jupyter_detllm.verify.update import write_notebook
 from tests.builders import cell, make_stamp, notebook, promoted, stamped_cell, with_actual
 

@@ -14,8 +14,17 @@ from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import EngineSpec, TokenScore
 from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.errors import EngineError, ModelError
-from jupyter_detllm.verify.job import Circumstances, Job, JobBatch, Scores, Task
-from jupyter_detllm.verify.messages import JsonListener, hear, job_json, read_job
+from jupyter_detllm.verify.job import (
+    Circumstances,
+    Job,
+    JobBatch,
+    JsonListener,
+    Scores,
+    Task,
+    hear,
+    job_json,
+    read_job,
+)
 from tests.builders import MODEL
 from tests.fakes import MACHINE, Run
 

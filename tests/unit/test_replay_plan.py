@@ -16,9 +16,16 @@ from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.verify.engine_choice import as_recorded
-from jupyter_detllm.verify.limits import check_total, excess, most_tokens
-from jupyter_detllm.verify.plan import FREE_BATCH, Key, Plan, plan_replay
+from jupyter_detllm.verify.engine_settings import as_recorded
+from jupyter_detllm.verify.plan import (
+    FREE_BATCH,
+    Key,
+    Plan,
+    check_total,
+    excess,
+    most_tokens,
+    plan_replay,
+)
 from tests.builders import make_stamp, notebook, promoted, stamped_cell
 from tests.fakes import Run
 from tests.replaying import book

@@ -18,7 +18,7 @@ from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import EngineError, UsageError
 from jupyter_detllm.render import FORMATS, render_report
 from jupyter_detllm.verify.job import Job, Listener
-from jupyter_detllm.verify.permissions import Permissions, allowed_models
+from jupyter_detllm.verify.plan import Permissions, allowed_models
 from jupyter_detllm.verify.replay import Replay, replay_paths
 from jupyter_detllm.verify.report import Mode, Report
 from tests.fakes import Run

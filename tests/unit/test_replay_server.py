@@ -14,7 +14,7 @@ from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.engines.remote.engine import VLLMRemoteEngine
 from jupyter_detllm.engines.start import RunningEngine
 from jupyter_detllm.verify import job as job_module
-from jupyter_detllm.verify.engine_choice import on_server
+from jupyter_detllm.verify.engine_settings import on_server
 from jupyter_detllm.verify.job import Job, Listener, run_job
 from jupyter_detllm.verify.replay import replay_paths
 from jupyter_detllm.verify.report import CellReport

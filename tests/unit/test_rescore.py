@@ -21,7 +21,7 @@ from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.engines.vllm.engine import scores_of
 from jupyter_detllm.errors import EngineError, UsageError
 from jupyter_detllm.render.rescore import render_json, render_text
-from jupyter_detllm.verify.permissions import Permissions
+from jupyter_detllm.verify.plan import Permissions
 from jupyter_detllm.verify.rescore import (
     GenerationScores,
     Plausibility,

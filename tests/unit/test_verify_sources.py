@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_detllm.errors import NotebookError
-from jupyter_detllm.verify.layout import JsonStyle
 from jupyter_detllm.verify.service import check_paths
-from jupyter_detllm.verify.sources import read_file
+from jupyter_detllm.verify.sources import JsonStyle, read_file
 from tests.builders import promoted, stamped_cell
 
 BOOK = promoted(stamped_cell())

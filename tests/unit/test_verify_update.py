@@ -21,11 +21,9 @@ import pytest
 
 from jupyter_detllm.core.promotion import Update, promote, strip
 from jupyter_detllm.errors import NotebookError
-from jupyter_detllm.verify import servers
-from jupyter_detllm.verify.atomic import clean_leftovers
-from jupyter_detllm.verify.servers import servers_with
+from jupyter_detllm.verify import update
 from jupyter_detllm.verify.sources import NotebookFile, read_file
-from jupyter_detllm.verify.update import WriteResult, write_notebook
+from jupyter_detllm.verify.update import WriteResult, clean_leftovers, servers_with, write_notebook
 from tests.builders import notebook, stamped_cell
 from tests.waiting import HANGS
 
@@ -296,7 +294,7 @@ class _Quick(socketserver.ThreadingTCPServer):
 @pytest.fixture(autouse=True)
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server of ours answers, however long a busy machine takes."""
-    monkeypatch.setattr(servers, "_TIMEOUT", HANGS)
+    monkeypatch.setattr(update, "_ANSWER_SECONDS", HANGS)
 
 
 @contextmanager
