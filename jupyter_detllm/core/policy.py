@@ -67,11 +67,6 @@ class Policy:
             pass
         raise UsageError(f"{argument[:40]!r} does not fit {name}(...)", expected=_EXPECTED)
 
-    @property
-    def relaxed(self) -> bool:
-        """Whether it accepts more than equal tokens."""
-        return self.kind is PolicyKind.PREFIX
-
     def accepts(self, verdict: Verdict, comparison: Comparison | None) -> bool:
         """Return whether a cell with this verdict is accepted."""
         if verdict is Verdict.MATCH:

@@ -191,9 +191,6 @@ def merged(options: Mapping[str, object]) -> dict[str, FieldValue]:
     return out
 
 
-FAKE_MODEL = "fake"
-
-
 class EngineHolder:
     """The engine, what it was started with, and what the process was set up with.
 

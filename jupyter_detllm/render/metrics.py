@@ -28,7 +28,6 @@ from jupyter_detllm.render.visible import clip, visible
 __all__ = [
     "Plot",
     "Shape",
-    "cell_line",
     "kernel_line",
     "metrics_html",
     "metrics_json",
@@ -79,11 +78,6 @@ def kernel_line(metrics: Metrics) -> str:
     """Return the kernel's figures on one line."""
     kernel = metrics.kernel
     return f"{_rate(kernel)} tokens/s, per request {_latency(kernel.request)}"
-
-
-def cell_line(measures: Measures) -> str:
-    """Return a cell's figures on one line."""
-    return f"{_rate(measures)} tokens/s, p99 {_ms(measures.request.p99)}"
 
 
 def _figures(metrics: Metrics) -> list[tuple[str, str]]:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_detllm.cache.results import is_sampled, pack, unpack
@@ -514,41 +512,6 @@ class RunningProxy:
         finally:
             await self._relay.close()
             await runner.cleanup()
-
-
-def run_proxy(
-    inner_url: str,
-    listen: str,
-    cache: AnswerCache,
-    sample: float | None = None,
-    *,
-    say: Callable[[str], None] | None = None,
-) -> None:
-    """Run a proxy until the process is interrupted or terminated.
-
-    Parameters
-    ----------
-    inner_url, listen, cache
-        As `RunningProxy` takes them.
-    sample
-        Share of the hits that are generated again; None for that of `cache`.
-    say
-        Takes lines; on stderr by default.
-    """
-    chosen = cache if sample is None else replace(cache, sample=sample)
-    ended = threading.Event()
-    proxy = RunningProxy(inner_url, listen, chosen, say or _to_stderr)
-    before = signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            ended.wait()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        proxy.close()
-
-
-def _to_stderr(line: str) -> None:
-    sys.stderr.write(f"detllm: {line}\n")
 
 
 def _split_address(listen: str) -> tuple[str, int]:

@@ -73,9 +73,7 @@ def test_a_match_is_always_accepted_and_what_was_not_compared_never(policy: str)
             assert not parsed.accepts(verdict, found)
 
 
-def test_only_prefix_is_relaxed() -> None:
-    assert Policy.parse("prefix(1)").relaxed
-    assert not any(Policy.parse(p).relaxed for p in ("tokens", "bitwise", "within(1)"))
+def test_the_default_policy_compares_tokens() -> None:
     assert Policy(PolicyKind.TOKENS) == DEFAULT_POLICY
 
 

@@ -44,11 +44,6 @@ _EXAMPLE_ADDRESS = "http://127.0.0.1:8000"
 _SCHEMES = ("http", "https")
 
 
-def is_address(text: str) -> bool:
-    """Tell whether a model's name is the address of a server."""
-    return text.strip().lower().startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
-
-
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a server answers.
