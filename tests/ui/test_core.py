@@ -17,7 +17,7 @@ from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.errors import NotebookError
 from tests.builders import cell, make_stamp, notebook, promoted, stamped_cell, with_actual
 from tests.ui.lab import Front
-from tests.unit.test_promotion import books
+from tests.unit.core.test_promotion import books
 from tests.vectors.make_vectors import FOLDER
 
 Book = dict[str, Any]

@@ -21,7 +21,7 @@ from jupyter_detllm.verify.report import CellReport
 from tests.fake_server import FakeServer, Fault, serving
 from tests.fakes import Run
 from tests.replaying import book, written
-from tests.unit.test_remote_session import RECORD
+from tests.unit.engines.test_remote_session import RECORD
 
 pytest.importorskip("httpx")
 

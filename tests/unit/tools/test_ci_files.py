@@ -17,7 +17,7 @@ from jupyter_detllm.verify.report import parse_accept
 from tests.builders import make_stamp, notebook, promoted, stamped_cell, with_actual
 from tools.action_check import command, files_of, summary_of
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SOURCE = "%%detgen haiku\nWrite a haiku."
 RECORDED = promoted(stamped_cell(SOURCE))
 MATCH = with_actual(RECORDED, 1, make_stamp(SOURCE, name="haiku"))

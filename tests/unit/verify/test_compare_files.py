@@ -32,7 +32,7 @@ from tests.builders import (
     with_actual,
 )
 from tests.fakes import Run
-from tests.unit.test_render_text import validate
+from tests.unit.render.test_text import validate
 
 SOURCE = "%%detgen haiku\nWrite a haiku."
 

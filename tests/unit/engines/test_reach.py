@@ -40,7 +40,7 @@ from jupyter_detllm.verify.service import check_paths
 from tests.builders import evidence, generation, make_stamp, promoted, stamped_cell, with_actual
 from tests.fakes import Run
 from tests.replaying import Lab, book, written
-from tests.unit.test_schemas import schema, undescribed
+from tests.unit.verify.test_schemas import schema, undescribed
 
 SOURCE = "%%detgen haiku\nWrite a haiku."
 REACH = Reach(1608, 18)

@@ -12,9 +12,9 @@ from jupyter_detllm.verify.report import Mode, Report, Standing
 from jupyter_detllm.verify.service import check_notebook, check_paths
 from tests.builders import cell, make_stamp, notebook, promoted, stamped_cell, with_actual
 from tests.hostile import HOSTILE
-from tests.unit.test_render_html import hostile_reports
-from tests.unit.test_render_text import generations
-from tests.unit.test_verify_service import CASES
+from tests.unit.render.test_html import hostile_reports
+from tests.unit.render.test_text import generations
+from tests.unit.verify.test_service import CASES
 
 SOURCE = "%%detgen haiku\nWrite a haiku."
 TAGS = {0: None, 1: "failure", 2: "error", 3: "skipped"}

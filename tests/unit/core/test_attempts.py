@@ -26,7 +26,7 @@ from jupyter_detllm.verify.replay import replay_paths
 from tests.builders import make_stamp, notebook, stamped_cell, tried, with_actual
 from tests.fakes import Run
 from tests.replaying import Lab, written
-from tests.unit.test_schemas import validator
+from tests.unit.verify.test_schemas import validator
 
 SOURCE = "%%detgen three --expect '^A'\nOne\n---\nTwo\n---\nThree"
 FIRST = ["A one.", "No two.", "No three."]

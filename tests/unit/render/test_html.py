@@ -19,7 +19,7 @@ from jupyter_detllm.verify.report import EnvironmentReport, Mode, NotebookReport
 from jupyter_detllm.verify.service import check_notebook
 from tests.builders import generation, make_stamp, notebook, promoted, stamped_cell, with_actual
 from tests.hostile import HOSTILE, MARKUP
-from tests.unit.test_render_text import generations, values, wild
+from tests.unit.render.test_text import generations, values, wild
 
 SOURCE = "%%detgen haiku\nWrite a haiku."
 _TAGS = """html head meta title style body header main footer section h1 h2 h4 p span strong a
