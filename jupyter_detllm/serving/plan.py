@@ -23,7 +23,13 @@ from jupyter_detllm.engines.vllm.options import (
 )
 from jupyter_detllm.errors import ControlError, EngineStartError, UsageError, installing
 from jupyter_detllm.invariance import candidates, first_choice, one_at_a_time, reasons_against
-from jupyter_detllm.invariance.base import METHOD_VARIABLE, STATE_VARIABLE, Method, this_host
+from jupyter_detllm.invariance.base import (
+    METHOD_VARIABLE,
+    STATE_VARIABLE,
+    Host,
+    Method,
+    this_host,
+)
 from jupyter_detllm.models import ResolvedModel
 from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.probes.software import dist_version
@@ -216,11 +222,7 @@ def plan_server(
     _check(level)
     where = platform or compute_platform()
     given = given_options(words)
-    host = this_host(given, where)
-    method = first_choice(host) if level is Level.INVARIANT else None
-    notice = ""
-    if method is not None and method.sequential:
-        notice = one_at_a_time(reasons_against(candidates(host), nearest=True))
+    method, notice = _method(level, this_host(given, where))
     options = _options(model, level, given, method, seed, where)
     variables, set_here = _environment(level, environ, state, method, where, ranks_of(given))
     served = str(given.get("served_model_name") or model.display)
@@ -235,6 +237,16 @@ def plan_server(
     return ServePlan(
         place, model, served, level, tuple(command), variables, set_here, options, method, notice
     )
+
+
+def _method(level: Level, host: Host) -> tuple[Method | None, str]:
+    """Return the method of batch invariance, and the line that says what it costs."""
+    if level is not Level.INVARIANT:
+        return None, ""
+    method = first_choice(host)
+    if not method.sequential:
+        return method, ""
+    return method, one_at_a_time(reasons_against(candidates(host), nearest=True))
 
 
 def _check(level: Level) -> None:
