@@ -28,8 +28,8 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import jupyter_detllm as det
-from jupyter_detllm.cache import place
-place.results_folder = lambda: Path(sys.argv[1])
+from jupyter_detllm.cache import store
+store.results_folder = lambda: Path(sys.argv[1])
 det.use("demo", seed=7)
 stamps = []
 for prompts in (["Name a colour."], ["Name a river.", "Name a colour."]):

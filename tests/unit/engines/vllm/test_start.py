@@ -97,7 +97,7 @@ def test_an_engine_goes_on_at_the_fallback_and_the_variable_is_taken_back(
     assert SPLIT_KV not in os.environ
     assert SPLIT_KV not in os.environ.get(MARKER, "")
     assert envs.VLLM_CPU_ATTN_SPLIT_KV is True
-    assert found.shortfall == ("cpu-two-rows, cpu-tiles-16: conv (Conv) does not call cpu_linear")
+    assert found.shortfall == "cpu-fixed-tiles: conv (Conv) does not call cpu_linear"
     report = apply(Level.REPEATABLE, platform=Platform.CPU, engine_started=True)
     assert SPLIT_KV not in {entry.name for entry in report.entries if entry.effective is not None}
 
@@ -127,9 +127,9 @@ def test_one_at_a_time_keeps_the_reason(envs: FakeEnvs, monkeypatch: pytest.Monk
     found = in_force(monkeypatch)
     found.install(Engine())
     assert found.sequential
-    assert found.shortfall == "cpu-two-rows, cpu-tiles-16: conv (Conv) does not call cpu_linear"
+    assert found.shortfall == "cpu-fixed-tiles: conv (Conv) does not call cpu_linear"
     line = one_at_a_time(found.shortfall)
-    assert line.startswith("level invariant with one sequence at a time, since cpu-two-rows")
+    assert line.startswith("level invariant with one sequence at a time, since cpu-fixed-tiles")
     assert "7 times" in line
     assert "\n" not in line
 
