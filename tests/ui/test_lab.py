@@ -17,7 +17,7 @@ from jupyter_detllm.core.notebook import KEY, RUN_KEY, check_cell, read_notebook
 from jupyter_detllm.core.promotion import Update, promote
 from tests.builders import make_stamp, notebook, stamped_cell, with_actual
 from tests.ui.lab import LOAD, USE, Front, drift
-from tests.waiting import HANGS
+from tests.waiting import HANGS, PATIENCE
 
 Book = dict[str, Any]
 ONE = "%%detgen one --max-tokens 10\nWrite one."
@@ -292,19 +292,23 @@ def test_two_views_share_one_stamper(lab: Front) -> None:
     assert_as_python_stamps(lab)
 
 
-WAITS = """print(1)
+def waits(lab: Front) -> str:
+    """Return a cell that ends when the test says so, or is given up."""
+    return f"""print(1)
 import pathlib, time
-while not pathlib.Path("go").exists(): time.sleep(0.05)
-pathlib.Path("go").unlink()"""
-"""A cell that ends when the test says so."""
+go = pathlib.Path({str(lab.server.root / "go")!r})
+end = time.monotonic() + {PATIENCE}
+while not go.exists() and time.monotonic() < end: time.sleep(0.05)
+go.unlink()"""
 
 
 def go_on(lab: Front) -> None:
+    """Let that cell end."""
     (lab.server.root / "go").touch()
 
 
 def test_save_while_running(lab: Front) -> None:
-    lab.server.write("busy.ipynb", LOAD, USE, ONE, WAITS, TWO)
+    lab.server.write("busy.ipynb", LOAD, USE, ONE, waits(lab), TWO)
     lab.open("busy.ipynb")
     lab.start()
     lab.wait(f"() => [...{CURRENT}.context.model.cells][2].outputs.length > 1")
@@ -459,7 +463,7 @@ def test_closing_the_tab_and_answering_save(lab: Front) -> None:
 
 def test_a_tab_closed_while_a_cell_runs_gets_back_what_the_kernel_holds(lab: Front) -> None:
     api = "import jupyter_detllm as det\ng = det.generate('x', max_tokens=4)"
-    lab.server.write("gone.ipynb", LOAD, USE, WAITS, ONE, TWO, api, "%detllm stamps")
+    lab.server.write("gone.ipynb", LOAD, USE, waits(lab), ONE, TWO, api, "%detllm stamps")
     lab.open("gone.ipynb", spare=False)  # the kernel is to know the notebook's name
     for index in (0, 1):
         lab.run(index)
