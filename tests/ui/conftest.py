@@ -9,6 +9,15 @@ from typing import Any
 import pytest
 
 from tests.ui.lab import Front, MissingError, Server, chromium
+from tests.waiting import PATIENCE
+
+_HERE = Path(__file__).parent
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Limit this folder's tests: a call into a page that hangs has no limit of its own."""
+    if _HERE in item.path.parents:
+        item.add_marker(pytest.mark.timeout(3 * PATIENCE))
 
 
 @pytest.fixture(scope="session")
