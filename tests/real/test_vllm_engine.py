@@ -40,8 +40,14 @@ def pieces(generation: Generation) -> list[bytes]:
 def test_every_setting_is_read_back(vllm_engine: VLLMOfflineEngine) -> None:
     fields = vllm_engine.fields()
     table = {row.name for row in FIELDS if row.group is Group.ENGINE}
-    # The batch is each call's; the others are told by servers, and by several ranks.
-    not_here = {"engine.batch", "engine.all_reduce", "engine.server", "engine.unproven"}
+    # The batch is each call's, the reach a self-test's; servers and several ranks have the others.
+    not_here = {
+        "engine.batch",
+        "engine.invariance_reach",
+        "engine.all_reduce",
+        "engine.server",
+        "engine.unproven",
+    }
     assert table - set(fields) == not_here
     absent = {name for name in table if fields.get(name) is None}
     eager = fields["engine.compile"] == "eager"
