@@ -217,7 +217,7 @@ def test_static_makes_no_widget(lab: Front) -> None:
 
 
 _HOSTILE = f"""
-from jupyter_detllm.kernel import panel
+from jupyter_detllm.kernel import panel_widget as panel
 from jupyter_detllm.kernel.panel import CellRow, Content, FieldRow
 from jupyter_detllm.kernel.session import current_session
 from jupyter_detllm.render.metrics import Plot, Shape
