@@ -318,7 +318,7 @@ def _check_rows(model: Any, *, most: int, logits: int, until: float) -> list[tup
         now = time.monotonic()
         share = now + (until - now) / (len(shapes) - number)
         call = _caller(module, module.cpu_linear)
-        rows = most if hasattr(module, "input_size") else min(most, logits)
+        rows = min(most, logits) if hasattr(module, "num_embeddings") else most
         found.append(check_linear(call, str(shape), shape.width, dtype, most=rows, until=share))
     return found
 

@@ -170,7 +170,7 @@ def _check_rows(model: Any, most: int, logits: int, until: float) -> list[tuple[
         now = time.monotonic()
         name, weight = f"linear {width} -> {columns}", module.weight
         share = now + (until - now) / (len(shapes) - number)
-        rows = most if hasattr(module, "input_size") else min(most, logits)
+        rows = min(most, logits) if hasattr(module, "num_embeddings") else most
         call = functools.partial(_product, module)
         ways = {"most": rows, "until": share, "device": weight.device}
         found.append(check_linear(call, name, width, weight.dtype, **ways))

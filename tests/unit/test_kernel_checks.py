@@ -191,9 +191,8 @@ def test_every_distinct_shape_is_called_as_it_is_wrapped_now() -> None:
         sizes = {"input_size_per_partition": width, "output_size_per_partition": 4}
         return SimpleNamespace(cpu_linear=own, weight=None, input_size=width, **sizes, **more)
 
-    logits = SimpleNamespace(
-        cpu_linear=own, weight=None, embedding_dim=8, num_embeddings_per_partition=4
-    )
+    # As in vLLM, it has the attributes of a linear layer as well.
+    logits = layer(5, embedding_dim=5, num_embeddings=4, num_embeddings_per_partition=4)
     modules = {
         "a": layer(8),
         "b": layer(8),
@@ -209,6 +208,7 @@ def test_every_distinct_shape_is_called_as_it_is_wrapped_now() -> None:
     assert [(row.name, reached) for row, reached in found] == [
         ("linear 8 -> 4", 200),
         ("linear 6 -> 4", 200),
+        ("linear 5 -> 4", 70),
         ("linear 8 -> 4, bias", 200),
     ]
     assert max(seen) == 200
