@@ -106,11 +106,11 @@ class FixedTiles(Method):
         _check_engine(llm)
         if not getattr(llm.llm_engine.engine_core, "engine_core", None):
             raise InvarianceError("the engine runs in another process: its layers are not here")
-        self._answer(ask_ranks(llm, _cut_attention))
         try:
             self._answer(llm.apply_model(_hold_rows))
+            self._answer(ask_ranks(llm, _cut_attention))
         except BaseException:
-            ask_ranks(llm, _restore_attention)
+            llm.apply_model(_restore_rows)
             raise
 
     def uninstall(self, llm: Any) -> None:

@@ -1,13 +1,14 @@
 """Engines one after the other in one process: levels, sizes, and what each generates, as JSON.
 
 ``python architectures_script.py OUT JSON`` with a list of ``{"model": ..., "options": ...,
-"unwrapped": ...}``; with `unwrapped` the methods of batch invariance change nothing, so that
-the self-test fails.
+"unwrapped": ...}``; with `unwrapped` the method of batch invariance does the contrary, so
+that the self-test fails.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -15,7 +16,11 @@ from typing import Any
 
 import jupyter_detllm as det
 from jupyter_detllm.engines.vllm.output import log_folder
-from jupyter_detllm.invariance import METHODS
+from jupyter_detllm.invariance.cpu import FixedTiles
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.real.invariance_script import Uneven
 
 PROMPTS = ["One river runs", "Two towns", "A list of rules for visitors, and why", "Blue."]
 ASKED: dict[str, Any] = {"max_tokens": 12, "text": True}
@@ -30,15 +35,13 @@ def bits(generations: list[det.Generation]) -> list[Any]:
 
 
 def logs() -> int:
-    """Return how many engines have opened a log."""
-    return len(list(log_folder().glob("vllm-*.log")))
+    """Return how many engines of this process have opened a log."""
+    return len(list(log_folder().glob(f"vllm-*-{os.getpid()}-*.log")))
 
 
 def unwrap() -> None:
-    """Let the CPU methods wrap each function in itself."""
-    for method in METHODS:
-        if hasattr(type(method), "wrap"):
-            type(method).wrap = lambda self, linear: linear  # type: ignore[attr-defined]
+    """Let the CPU method do the contrary of what it claims."""
+    FixedTiles.install = Uneven.install  # type: ignore[method-assign]
 
 
 def one(model: str, options: dict[str, Any]) -> dict[str, Any]:
