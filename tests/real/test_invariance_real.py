@@ -80,7 +80,7 @@ def test_the_kernels_are_called_by_themselves_and_hold(found: dict[str, Any]) ->
         "linear 1536 -> 576",
         "linear 576 -> 49152",
     }
-    assert all(compared == bitwise > 100 for _, compared, bitwise, _ in check["rows"])
+    assert all(compared == bitwise > 20 for _, compared, bitwise, _ in check["rows"])
 
 
 def test_a_kernel_that_follows_its_batch_is_found_and_named(found: dict[str, Any]) -> None:
