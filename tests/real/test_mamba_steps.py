@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from jupyter_detllm.engines._vllm_mamba import selective_scan, state_update
+from jupyter_detllm.engines.vllm.mamba import selective_scan, state_update
 
 DIM, STATES, TOKENS = 6, 4, 7
 

@@ -25,8 +25,8 @@ from typing import Any, TextIO
 from jupyter_detllm.controls.guard import take_back
 from jupyter_detllm.controls.streams import preserved_streams
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines._vllm_mamba import complete_mamba
 from jupyter_detllm.engines.base import EngineSpec, ShutdownReport
+from jupyter_detllm.engines.vllm.mamba import complete_mamba
 from jupyter_detllm.engines.vllm.options import (
     check_options,
     engine_arguments,
