@@ -427,12 +427,23 @@ class InForce:
         for method in self._left[:1]:
             method.uninstall(llm)
         self._left = []
+        llm.reset_prefix_cache()  # what a self-test left: an engine of that level has none
+        self.level, self.reason = level, why
+        self.take_back_variables()
+        return True
+
+    def take_back_variables(self) -> None:
+        """Unset the method's variables where the engine went on without it.
+
+        Again after the start, which leaves the environment as it found it.
+        """
+        if self.level is self._spec.level:
+            return
+        from vllm import envs
+
         take_back(self._environ)
         envs.disable_envs_cache()
         envs.enable_envs_cache()
-        llm.reset_prefix_cache()  # what a self-test left: an engine of that level has none
-        self.level, self.reason = level, why
-        return True
 
     def close(self) -> None:
         """Take back what was patched before the start."""
@@ -535,27 +546,30 @@ def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) 
     llm_class, names, cpu = _import_vllm()
     rebind_logger(log)
     report(f"starting the engine with {model.display}")
-    with invariance.around_start(), process_kept(), _stages(report), _no_download_bars():
-        arguments = engine_arguments(
-            spec,
-            names,
-            model=model.path_or_id,
-            revision=model.revision,
-            cpu=cpu,
-            config=_config(model),
-            ask=vllm_size,
-        )
-        arguments = invariance.arguments(arguments, check_options(spec.options, names))
-        invariance.look_at(partial(model_config, arguments))
-        choose_start_method()
-        with no_orphans():
-            llm = llm_class(**arguments)
-            rebind_logger(log)
-            if cpu and getattr(llm.llm_engine.engine_core, "engine_core", None) is not None:
-                llm.apply_model(complete_mamba)
-            invariance.install(llm)
-            ranks = Ranks(llm)
-        return Started(llm, TorchState.current(), _compile_cache(llm), invariance, ranks)
+    with invariance.around_start():
+        with process_kept(), _stages(report), _no_download_bars():
+            arguments = engine_arguments(
+                spec,
+                names,
+                model=model.path_or_id,
+                revision=model.revision,
+                cpu=cpu,
+                config=_config(model),
+                ask=vllm_size,
+            )
+            arguments = invariance.arguments(arguments, check_options(spec.options, names))
+            invariance.look_at(partial(model_config, arguments))
+            choose_start_method()
+            with no_orphans():
+                llm = llm_class(**arguments)
+                rebind_logger(log)
+                if cpu and getattr(llm.llm_engine.engine_core, "engine_core", None) is not None:
+                    llm.apply_model(complete_mamba)
+                invariance.install(llm)
+                ranks = Ranks(llm)
+            state = TorchState.current()
+        invariance.take_back_variables()
+        return Started(llm, state, _compile_cache(llm), invariance, ranks)
 
 
 def _import_vllm() -> tuple[Any, dict[str, type], bool]:

@@ -102,6 +102,27 @@ def test_an_engine_goes_on_at_the_fallback_and_the_variable_is_taken_back(
     assert SPLIT_KV not in {entry.name for entry in report.entries if entry.effective is not None}
 
 
+def test_the_variable_stays_taken_back_after_the_environment_is_restored(
+    envs: FakeEnvs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = in_force(monkeypatch, sequential=False, fallback=Level.REPEATABLE)
+    found.arguments(PLAIN, {})
+    with start.process_kept():
+        found.install(Engine())
+    found.take_back_variables()
+    assert SPLIT_KV not in os.environ
+    assert SPLIT_KV not in os.environ.get(MARKER, "")
+    assert envs.VLLM_CPU_ATTN_SPLIT_KV is True
+
+
+def test_the_variable_of_a_method_in_force_is_kept(
+    envs: FakeEnvs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_force(monkeypatch, sequential=False, fallback=Level.REPEATABLE).take_back_variables()
+    assert os.environ[SPLIT_KV] == "0"
+    assert envs.VLLM_CPU_ATTN_SPLIT_KV is False
+
+
 def test_the_users_own_variable_stays(envs: FakeEnvs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MARKER)  # as if the user had set it
     found = in_force(monkeypatch, sequential=False, fallback=Level.REPEATABLE)
