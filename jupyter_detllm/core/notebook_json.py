@@ -1,216 +1,23 @@
-"""A notebook's JSON read as far as it concerns us.
+"""A notebook's JSON, read as far as it concerns us.
 
-What makes notebooks large is what other people's outputs hold. Such a value is left where
-it stands in the file, as its place there: it takes no memory, and is written back byte for
-byte. Within it only the syntax is looked at (`Scanner`). Everything small, and everything
-that is ours, is read as `json` reads it.
-
-The grammar is RFC 8259, as strict as `json` and without its extensions: NaN and infinities
-are not values. Only the nesting takes memory. Runs of plain items are left to regular
-expressions, each with a bounded number of repeats, so that a match keeps little.
+What makes notebooks large is other people's outputs. msgspec checks the syntax of such a
+value and leaves it where it is, as a view of the file's bytes (`Kept`): it takes no memory,
+and is written back byte for byte. Everything small, and everything that is ours, is read
+by `json`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NoReturn
 
-__all__ = [
-    "MAX_DEPTH",
-    "MAX_OURS",
-    "SMALL",
-    "SMALL_CELL",
-    "AmbiguousError",
-    "DepthError",
-    "JsonScanError",
-    "Kept",
-    "Scanner",
-    "outline",
-    "read_whole",
-]
+import msgspec
 
-MAX_DEPTH = 500
-"""Deepest nesting: what `json` can build, with room for the callers' frames."""
-
-_ESCAPE = rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
-_PLAIN = rb'[^"\\\x00-\x1f]'
-_STRING = rb'"%s*(?:%s%s*){0,16}"' % (_PLAIN, _ESCAPE, _PLAIN)
-_NUMBER = rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
-_S = rb"[ \t\n\r]*"
-_REPEATS = 1000
-_FLAT = 2
-"""Levels of small arrays and objects that a run steps over."""
-
-_SPACE = re.compile(_S)
-_CONSTANT = re.compile(rb"NaN|-?Infinity")
-_CLOSING = {ord("["): ord("]"), ord("{"): ord("}")}
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Patterns; none can fail behind a run, so none is matched twice."""
-
-    literal: re.Pattern[bytes]
-    text: re.Pattern[bytes]
-    items: re.Pattern[bytes]
-    members: re.Pattern[bytes]
-
-
-@cache
-def _runs() -> _Runs:
-    """Compile the patterns: 20 ms, which only a large value is worth."""
-    literal = rb"%s|true|false|null" % _NUMBER
-    plain = rb"(?:%s|%s)" % (_STRING, literal)
-    for _ in range(_FLAT):
-        plain = rb"(?:%s|%s|%s|%s)" % (_STRING, literal, _array(plain), _object(plain))
-    run = rb"(?:%s%s%s,){0,%d}"
-    return _Runs(
-        re.compile(literal),
-        re.compile(rb"(?:%s+|%s){0,%d}" % (_PLAIN, _ESCAPE, _REPEATS)),
-        re.compile(run % (_S, plain, _S, _REPEATS)),
-        re.compile(run % (_S, _member(plain), _S, _REPEATS)),
-    )
-
-
-def _array(item: bytes) -> bytes:
-    return rb"\[%s(?:\]|%s(?:%s,%s%s){0,32}%s\])" % (_S, item, _S, _S, item, _S)
-
-
-def _object(item: bytes) -> bytes:
-    member = _member(item)
-    return rb"\{%s(?:\}|%s(?:%s,%s%s){0,32}%s\})" % (_S, member, _S, _S, member, _S)
-
-
-def _member(item: bytes) -> bytes:
-    return rb"%s%s:%s%s" % (_STRING, _S, _S, item)
-
-
-class JsonScanError(ValueError):
-    """What is not JSON.
-
-    Attributes
-    ----------
-    message
-        What was expected, as `json` says it.
-    position
-        Byte offset in the file.
-    constant
-        Whether it is NaN or an infinity, whose name is the message.
-    """
-
-    def __init__(self, message: str, position: int, *, constant: bool = False) -> None:
-        super().__init__(f"{message}: byte {position}")
-        self.message, self.position, self.constant = message, position, constant
-
-
-class DepthError(ValueError):
-    """JSON nested more deeply than `MAX_DEPTH`."""
-
-
-class Scanner:
-    """Walks over the values in `raw`, which is UTF-8, up to offset `stop`."""
-
-    def __init__(self, raw: bytes, stop: int | None = None) -> None:
-        self.raw = raw
-        self.stop = len(raw) if stop is None else min(stop, len(raw))
-
-    def at(self, position: int) -> int:
-        """Return the byte at `position`, -1 behind the end."""
-        return self.raw[position] if position < self.stop else -1
-
-    def space(self, position: int) -> int:
-        """Return where the white space at `position` ends."""
-        found = _SPACE.match(self.raw, position, self.stop)
-        return found.end() if found else position
-
-    def expect(self, position: int, byte: str) -> int:
-        """Step over one delimiter and the white space on both sides of it."""
-        position = self.space(position)
-        if self.at(position) != ord(byte):
-            raise JsonScanError(f"Expecting {byte!r} delimiter", position)
-        return self.space(position + 1)
-
-    def text(self, position: int) -> int:
-        """Return where the string that begins at `position` ends."""
-        if self.at(position) != ord('"'):
-            raise JsonScanError("Expecting property name enclosed in double quotes", position)
-        here, before = position + 1, position
-        while here != before:
-            before = here
-            found = _runs().text.match(self.raw, here, self.stop)
-            here = found.end() if found else here
-        byte = self.at(here)
-        if byte == ord('"'):
-            return here + 1
-        if byte == -1:
-            raise JsonScanError("Unterminated string starting at", position)
-        raise JsonScanError(
-            "Invalid \\escape" if byte == ord("\\") else "Invalid control character", here
-        )
-
-    def value(self, position: int) -> int:
-        """Return where the value that begins at `position` ends.
-
-        Raises
-        ------
-        JsonScanError
-            Where it is not JSON, or ends too early.
-        DepthError
-            Where it is nested too deeply.
-        """
-        opened: list[int] = []
-        while True:
-            byte = self.at(position)
-            if byte in _CLOSING:
-                if len(opened) >= MAX_DEPTH:
-                    raise DepthError(position)
-                inside = self.space(position + 1)
-                if self.at(inside) != _CLOSING[byte]:
-                    opened.append(byte)
-                    position = self._next(inside, byte)
-                    continue
-                position = inside + 1
-            else:
-                position = self._scalar(position)
-            while opened:
-                position = self.space(position)
-                if self.at(position) != _CLOSING[opened[-1]]:
-                    position = self._next(self.expect(position, ","), opened[-1])
-                    break
-                opened.pop()
-                position += 1
-            else:
-                return position
-
-    def _next(self, position: int, opened: int) -> int:
-        """Step over plain items, and the key of a member, to the next value."""
-        run, before = (_runs().members if opened == ord("{") else _runs().items), -1
-        while position != before:
-            before = position
-            found = run.match(self.raw, position, self.stop)
-            position = found.end() if found else position
-        position = self.space(position)
-        return self.expect(self.text(position), ":") if opened == ord("{") else position
-
-    def _scalar(self, position: int) -> int:
-        if self.at(position) == ord('"'):
-            return self.text(position)
-        found = _runs().literal.match(self.raw, position, self.stop)
-        if found is None:
-            self.refuse(position)
-        return found.end()
-
-    def refuse(self, position: int) -> NoReturn:
-        """Raise for something at `position` that is no value."""
-        constant = _CONSTANT.match(self.raw, position, self.stop)
-        if constant is not None:
-            raise JsonScanError(constant.group().decode("ascii"), position, constant=True)
-        raise JsonScanError("Expecting value", position)
-
+__all__ = ["MAX_OURS", "SMALL", "AmbiguousError", "Kept", "outline", "read_whole"]
 
 SMALL = 2048
 """Values of up to so many bytes are read, whosever they are."""
@@ -230,9 +37,6 @@ class _Shape:
     every: _Shape | None = None
     ours: bool = False
 
-    def of(self, key: str) -> _Shape | None:
-        return self.members.get(key, self.every)
-
 
 _OURS = _Shape(ours=True)
 _BUNDLE = _Shape()
@@ -250,10 +54,9 @@ _NOTEBOOK = _Shape({"cells": _Shape(every=_CELL), "metadata": _METADATA})
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A value that was not read: bytes `start` to `end` of its file."""
+    """A value that was not read: its bytes, as they stand in the file."""
 
-    start: int
-    end: int
+    raw: memoryview
 
 
 class AmbiguousError(ValueError):
@@ -270,16 +73,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                _twice(key)
+                raise AmbiguousError(f"an object holds the key {key[:40]!r} twice")
             seen.add(key)
     return out
 
 
-def _twice(key: str) -> NoReturn:
-    raise AmbiguousError(f"an object holds the key {key[:40]!r} twice")
-
-
 _JSON = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_unique)
+_SYNTAX = json.JSONDecoder(parse_constant=_no_constant, parse_int=str)
 
 
 def read_whole(raw: bytes | memoryview) -> Any:
@@ -287,139 +87,121 @@ def read_whole(raw: bytes | memoryview) -> Any:
     return _JSON.decode(str(raw, "utf-8"))
 
 
-def outline(raw: bytes, start: int = 0) -> Any:
+def outline(raw: bytes | memoryview) -> Any:
     """Return the value in `raw`, a `Kept` wherever it is large and none of ours.
 
     Parameters
     ----------
     raw
         JSON in UTF-8, which the caller has checked.
-    start
-        Where the JSON begins.
 
     Raises
     ------
-    JsonScanError, AmbiguousError, DepthError, ValueError
+    json.JSONDecodeError, AmbiguousError, RecursionError, ValueError
         For what is not JSON, ambiguous, nested too deeply, or a huge integer.
     """
-    reader = _Reader(raw)
-    value, end = reader.value(reader.scan.space(start), _NOTEBOOK)
-    end = reader.scan.space(end)
-    if end != len(raw):
-        raise JsonScanError("Extra data", end)
-    return value
+    try:
+        return _value(_RAW.decode(raw), _NOTEBOOK)
+    except msgspec.DecodeError:
+        pass
+    text = str(raw, "utf-8")
+    _SYNTAX.decode(text)  # says what is wrong, in the words of `json`
+    del text
+    return _with_lone_surrogates(bytes(raw))
 
 
-class _Reader:
-    def __init__(self, raw: bytes) -> None:
-        self.raw = raw
-        self.scan = Scanner(raw)
+class _Key(str):
+    """The key of one member, unequal to every other: a `dict` keeps those that stand twice."""
 
-    def value(self, at: int, shape: _Shape | None) -> tuple[Any, int]:
-        """Return the value at `at`, and where it ends."""
-        found = self._stamped_cell(at) if shape is _CELL else None
-        found = found or self._small(at, SMALL)
-        if found is not None:
-            return found
-        if shape is not None:
-            if shape.ours:
-                return self._ours(at)
-            if self.scan.at(at) == ord("{"):
-                return self._object(at, shape)
-            if shape.every is not None and self.scan.at(at) == ord("["):
-                return self._array(at, shape.every)
-        end = self.scan.value(at)
-        if self.raw[at] in b'"[{':
-            return Kept(at, end), end
-        return self.read(at, end), end  # a number
+    __slots__ = ()
+    __hash__ = object.__hash__
 
-    def _stamped_cell(self, at: int) -> tuple[Any, int] | None:
-        """Return a cell that holds something of ours and little else, read whole for speed."""
-        mark = self.raw.find(b'"detllm"', at, at + SMALL_CELL)
-        if mark < 0:
-            return None
-        try:
-            found = self._small(at, SMALL_CELL)
-        except ValueError:  # perhaps in a part that is kept when it is read by its members
-            return None
-        # What was found may be another cell's.
-        return found if found is not None and mark < found[1] else None
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
-    def read(self, at: int, end: int) -> Any:
-        """Return the value between two places."""
-        return read_whole(self.raw[at:end])
 
-    def _small(self, at: int, size: int) -> tuple[Any, int] | None:
-        """Return a value of less than `size` bytes, and where it ends; None for a larger one."""
-        window = self.raw[at : at + size]
-        ascii_only = window.isascii()
-        text = window.decode("ascii") if ascii_only else window.decode("utf-8", "ignore")
-        try:
-            value, end = _JSON.raw_decode(text)
-        except json.JSONDecodeError:
-            return None
-        except RecursionError:
-            raise DepthError(at) from None
-        if end == len(text) and at + size < len(self.raw):
-            return None  # it may be cut: 12 of 123
-        return value, at + (end if ascii_only else len(text[:end].encode("utf-8")))
+def _key(_: type, text: str) -> _Key:
+    return _Key(text)
 
-    def _ours(self, at: int) -> tuple[Any, int]:
-        size = SMALL
-        while size < MAX_OURS and at + size < len(self.raw):
-            size *= 16
-            found = self._small(at, min(size, MAX_OURS))
-            if found is not None:
-                return found
-        end = self.scan.value(at)
-        return Kept(at, end), end
 
-    def _object(self, at: int, shape: _Shape) -> tuple[dict[str, Any], int]:
-        out: dict[str, Any] = {}
-        at = self.scan.space(at + 1)
-        while self.scan.at(at) != ord("}"):
-            at = self.scan.expect(at, ",") if out else at
-            key, at = self._key(at)
-            if key in out:
-                _twice(key)
-            out[key], at = self.value(self.scan.expect(at, ":"), shape.of(key))
-            at = self.scan.space(at)
-        if shape is _CELL:
-            self._settle(out)
-        return out, at + 1
+_RAW = msgspec.json.Decoder(msgspec.Raw)
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+_MEMBERS = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=_key)
 
-    def _key(self, at: int) -> tuple[str, int]:
-        found = self._small(at, 256) if self.scan.at(at) == ord('"') else None
-        if found is not None:
-            return found
-        end = self.scan.text(at)
-        return self.read(at, end), end
 
-    def _array(self, at: int, shape: _Shape) -> tuple[list[Any], int]:
-        out: list[Any] = []
-        at = self.scan.space(at + 1)
-        while self.scan.at(at) != ord("]"):
-            value, at = self.value(self.scan.expect(at, ",") if out else at, shape)
-            out.append(value)
-            at = self.scan.space(at)
-        return out, at + 1
+def _value(raw: msgspec.Raw, shape: _Shape | None) -> Any:
+    view = memoryview(raw)
+    if len(view) <= SMALL:
+        return read_whole(view)
+    if shape is _CELL and len(view) <= SMALL_CELL and b'"detllm"' in bytes(view):
+        # For speed. What is refused may be in a part that is kept when members are read.
+        with contextlib.suppress(ValueError):
+            return read_whole(view)
+    first = view[0]
+    if shape is not None:
+        if shape.ours:
+            return read_whole(view) if len(view) <= MAX_OURS else Kept(view)
+        if first == ord("{"):
+            return _object(raw, shape)
+        if first == ord("[") and shape.every is not None:
+            return [_value(item, shape.every) for item in _ITEMS.decode(raw)]
+    return Kept(view) if first in b'"[{' else read_whole(view)
 
-    def _settle(self, cell: dict[str, Any]) -> None:
-        """Read what is ours only in some cells: the source of code, texts beside a stamp."""
-        if cell.get("cell_type") != "code":
-            return
-        self._fill(cell, "source")
-        outputs = cell.get("outputs")
-        found = [_mapping(output) for output in (outputs if isinstance(outputs, list) else [])]
-        if any("detllm" in _mapping(output.get("metadata")) for output in found):
-            for output in found:
-                self._fill(_mapping(output.get("data")), "text/plain")
 
-    def _fill(self, holder: dict[str, Any], key: str) -> None:
-        value = holder.get(key)
-        if isinstance(value, Kept) and value.end - value.start <= MAX_OURS:
-            holder[key] = self.read(value.start, value.end)
+def _object(raw: msgspec.Raw, shape: _Shape) -> dict[str, Any]:
+    members = [(str(key), value) for key, value in _MEMBERS.decode(raw).items()]
+    out = {
+        key: _value(value, shape.members.get(key, shape.every))
+        for key, value in _unique(members).items()
+    }
+    if shape is _CELL and out.get("cell_type") == "code":
+        _read_texts(out)
+    return out
+
+
+def _read_texts(cell: dict[str, Any]) -> None:
+    """Read what is ours only in some cells: the source of code, texts beside a stamp."""
+    _fill(cell, "source")
+    outputs = cell.get("outputs")
+    found = [_mapping(output) for output in (outputs if isinstance(outputs, list) else [])]
+    if any("detllm" in _mapping(output.get("metadata")) for output in found):
+        for output in found:
+            _fill(_mapping(output.get("data")), "text/plain")
+
+
+def _fill(holder: dict[str, Any], key: str) -> None:
+    value = holder.get(key)
+    if isinstance(value, Kept) and len(value.raw) <= MAX_OURS:
+        holder[key] = read_whole(value.raw)
 
 
 def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_ESCAPE = re.compile(rb"%s%s|(%s|%s)|\\." % (_HIGH, _LOW, _HIGH, _LOW))
+
+
+def _with_lone_surrogates(raw: bytes) -> Any:
+    """Return the outline of JSON with escapes that msgspec refuses: halves of a character."""
+    number = 0
+    while (mark := b"half-%d:" % number) in raw:
+        number += 1
+
+    def marked(found: re.Match[bytes]) -> bytes:
+        return mark + found[1][2:] if found[1] else found[0]
+
+    def restored(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {restored(key): restored(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [restored(item) for item in value]
+        if isinstance(value, Kept):
+            return Kept(memoryview(bytes(value.raw).replace(mark, rb"\u")))
+        if isinstance(value, str):
+            return half.sub(lambda found: chr(int(found[1], 16)), value)
+        return value
+
+    half = re.compile(mark.decode("ascii") + "([0-9a-fA-F]{4})")
+    return restored(_value(_RAW.decode(_ESCAPE.sub(marked, raw)), _NOTEBOOK))

@@ -277,6 +277,11 @@ class Environment:
     missing: tuple[str, ...]
 
     @property
+    def all_pins(self) -> tuple[Pin, ...]:
+        """The pins, and that of this package where it is known."""
+        return (*self.pins, self.own) if self.own else self.pins
+
+    @property
     def digest(self) -> str:
         """Digest of the fingerprint, for people."""
         return self.fingerprint.digest.short

@@ -2,8 +2,7 @@
 
 pip is asked which file of its index a pin is, with its hash; nothing is installed or built.
 pip's own configuration says which indexes, certificates and credentials are used. Of what
-it answers only addresses and hashes are kept, credentials removed. Everything that is
-written fits a strict pattern, so no string needs an escape.
+it answers only addresses and hashes that fit a strict pattern are kept, credentials removed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ __all__ = [
     "lock",
     "pylock_text",
     "resolve",
-    "validate_lock",
 ]
 
 LOCK_NAME = re.compile(r"pylock\.(?:[^.]+\.)?toml")
@@ -66,6 +64,10 @@ class LockedFile:
         """The wheel's file name."""
         return self.url.rsplit("/", 1)[-1].replace("%2B", "+").replace("%2b", "+")
 
+    def to_lock(self) -> dict[str, Any]:
+        """Return its entry in a lock file."""
+        return {"name": self.name, "url": self.url, "hashes": {"sha256": self.sha256}}
+
     @property
     def is_local(self) -> bool:
         """Whether it lies on this machine."""
@@ -82,56 +84,25 @@ def pylock_text(environment: Environment, files: Mapping[str, LockedFile]) -> st
     files
         The wheel of each distribution, by its name.
     """
-    lines = [
-        *heading("pylock", environment),
-        'lock-version = "1.0"',
-        *_requires_python(environment.python),
-        'created-by = "jupyter-detllm"',
-    ]
-    pins = [*environment.pins, *([environment.own] if environment.own else [])]
-    # Packages in order of their names: a lock file is compared line by line.
-    for pin in sorted(pin for pin in pins if pin.name in files):
-        file = files[pin.name]
-        lines += [
-            "",
-            "[[packages]]",
-            f'name = "{pin.name}"',
-            f'version = "{pin.version}"',
-            "",
-            "[[packages.wheels]]",
-            f'name = "{file.name}"',
-            f'url = "{file.url}"',
-            f'hashes = {{ sha256 = "{file.sha256}" }}',
-        ]
-    return "\n".join([*lines, ""])
+    import tomli_w
+    from packaging.pylock import Pylock
 
-
-def _requires_python(python: str | None) -> list[str]:
-    if python is None:
-        return []
+    python = environment.python
     # Wheels are built per minor version; the patch level changes none of them.
-    return [f'requires-python = "=={".".join(python.split(".")[:2])}.*"']
-
-
-def validate_lock(text: str) -> bool:
-    """Read a lock file back with `packaging`; False where it is too old to read any.
-
-    Raises
-    ------
-    DetLLMError
-        When it is no valid lock file.
-    """
-    import tomllib
-
-    try:
-        from packaging import pylock
-    except ImportError:
-        return False
-    try:
-        pylock.Pylock.from_dict(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, pylock.PylockValidationError) as error:
-        raise DetLLMError(f"the lock file that was made is not valid: {error}") from None
-    return True
+    minor = {"requires-python": f"=={'.'.join(python.split('.')[:2])}.*"} if python else {}
+    locked = {
+        "lock-version": "1.0",
+        **minor,
+        "created-by": "jupyter-detllm",
+        # In order of their names: a lock file is compared line by line.
+        "packages": [
+            {"name": pin.name, "version": pin.version, "wheels": [files[pin.name].to_lock()]}
+            for pin in sorted(environment.all_pins)
+            if pin.name in files
+        ],
+    }
+    Pylock.from_dict(locked)  # raises for anything that PEP 751 does not allow
+    return "\n".join([*heading("pylock", environment), tomli_w.dumps(locked)])
 
 
 Runner: TypeAlias = Callable[[Sequence[str]], tuple[int, str, str]]
@@ -357,9 +328,9 @@ def lock(environment: Environment, *, run: Runner = run_pip) -> Locked:
     UsageError
         When no pin could be locked: an empty lock file would install nothing.
     DetLLMError
-        When pip fails, or the file that was made is not valid.
+        When pip fails.
     """
-    pins = [*environment.pins, *([environment.own] if environment.own else [])]
+    pins = environment.all_pins
     if not pins:
         raise UsageError("there is no package to lock: the stamp holds no version of one")
     index = pytorch_index(pins)
@@ -371,7 +342,7 @@ def lock(environment: Environment, *, run: Runner = run_pip) -> Locked:
             fix="--to requirements, which needs no index",
         )
     text = pylock_text(environment, answer.files)
-    remarks = [] if validate_lock(text) else ["not read back: this `packaging` reads no lock files"]
+    remarks = []
     local = sum(file.is_local for file in answer.files.values())
     if local:
         remarks.append(f"{local} of {len(answer.files)} wheels lie on this machine only")

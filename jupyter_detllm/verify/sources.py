@@ -21,14 +21,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from jupyter_detllm.core.notebook import JsonObject
-from jupyter_detllm.core.notebook_json import (
-    AmbiguousError,
-    DepthError,
-    JsonScanError,
-    Kept,
-    outline,
-    read_whole,
-)
+from jupyter_detllm.core.notebook_json import AmbiguousError, Kept, outline, read_whole
 from jupyter_detllm.errors import NotebookError
 
 __all__ = [
@@ -93,18 +86,11 @@ class JsonStyle:
         )
 
     def dumps(self, value: object) -> bytes:
-        """Return `value`, which holds no `Kept`, as a file of this style."""
-        return b"".join(self.parts(value, b""))
+        """Return `value` as a file of this style."""
+        return b"".join(self.parts(value))
 
-    def parts(self, value: object, raw: bytes) -> list[Part]:
-        """Return `value` as the parts of a file of this style.
-
-        Parameters
-        ----------
-        value
-            JSON; a `Kept` in it stands for a part of `raw`.
-        raw
-            The file that it came from.
+    def parts(self, value: object) -> list[Part]:
+        """Return `value`, JSON in which a `Kept` may stand, as the parts of a file of this style.
 
         Raises
         ------
@@ -116,12 +102,10 @@ class JsonStyle:
         found: list[Kept] = []
         mark = secrets.token_hex(16)
         body = self._body(value, _marker(mark, found))
-        view = memoryview(raw)
         out: list[Part] = [BOM] if self.bom else []
         # The text between two marks, the number of a mark, text again ...
         for number, text in enumerate(re.split(rb'"%s:(\d+)"' % mark.encode(), body)):
-            kept = found[int(text)] if number % 2 else None
-            out.append(text if kept is None else view[kept.start : kept.end])
+            out.append(found[int(text)].raw if number % 2 else text)
         out.append(self.trailing.encode("utf-8"))
         return out
 
@@ -187,7 +171,7 @@ class NotebookFile:
         As it was given.
     data
         The dict of its JSON; treat it as frozen. A large value that is none of ours
-        is a `core.notebook_json.Kept`: its place in `raw`.
+        is a `core.notebook_json.Kept`: its bytes in `raw`.
     sha256
         Digest of the bytes, to see whether the file changes under us.
     style
@@ -281,13 +265,14 @@ def parse_notebook(raw: bytes, path: Path, *, whole: bool = False) -> JsonObject
     _check_utf8(raw, path)
     if not raw[start : start + _CHUNK].strip() and not raw.strip():
         raise NotebookError(f"{path} is empty", expected="a notebook")
+    body = memoryview(raw)[start:]
     try:
-        data = outline(raw, start)
+        data = outline(body)
         if whole or (len(raw) < _MAX_OTHER and not _is_notebook(data)):
-            data = read_whole(memoryview(raw)[start:])
-    except JsonScanError as error:
-        raise _not_json(path, raw, error) from None
-    except (DepthError, RecursionError):
+            data = read_whole(body)
+    except json.JSONDecodeError as error:
+        raise _not_json(path, error) from None
+    except RecursionError:
         raise NotebookError(f"{path} is nested too deeply", expected="a notebook") from None
     except AmbiguousError as error:
         raise NotebookError(f"{path} is not a notebook: {error}") from None
@@ -319,22 +304,15 @@ def _check_utf8(raw: bytes, path: Path) -> None:
             ) from None
 
 
-def _not_json(path: Path, raw: bytes, error: JsonScanError) -> NotebookError:
-    at = error.position
-    if error.constant:
-        return NotebookError(
-            f"{path} is not a notebook: it holds {error.message}, which is not JSON"
-        )
-    early = not raw[at : at + _CHUNK].strip() or error.message.startswith("Unterminated")
-    what = "ends too early" if early else "is not JSON"
-    if path.suffix != ".ipynb" and at == 0:
+def _not_json(path: Path, error: json.JSONDecodeError) -> NotebookError:
+    if path.suffix != ".ipynb" and error.pos == 0:
         return NotebookError(f"{path} is not a notebook", expected="a file of JSON, nbformat 4")
-    line = raw.count(b"\n", 0, at) + 1
-    column = (
-        len(raw[raw.rfind(b"\n", 0, at) + 1 : at].removeprefix(BOM).decode("utf-8", "replace")) + 1
-    )
+    rest = error.doc[error.pos : error.pos + _CHUNK]
+    early = error.msg.startswith("Unterminated") or not rest.strip()
+    what = "ends too early" if early else "is not JSON"
+    where = f"line {error.lineno}, column {error.colno}"
     return NotebookError(
-        f"{path} {what}: line {line}, column {column}: {error.message.lower()}",
+        f"{path} {what}: {where}: {error.msg.lower()}",
         expected="a notebook",
         fix="restore the file from a copy or from version control",
     )

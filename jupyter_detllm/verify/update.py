@@ -3,16 +3,15 @@
 A file is replaced whole: whoever reads, at any moment, sees the old or the new one. A
 running Jupyter server that has it open is named.
 
-Jupyter's trust is kept: a notebook that was trusted is signed again after a write. The
-signature is over the whole notebook as nbformat reads it, which is what a Jupyter server
-checks when it opens the file. nbformat gets large values as marks, for which the values are
-put in when the signature is computed: with them it needs several times the file.
+Jupyter's trust is kept: a notebook that was trusted is signed again after a write. nbformat
+signs the whole notebook as it reads it, which is what a Jupyter server checks when it opens
+the file. Large values are read one at a time while they are signed: all at once they need
+several times the file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import os
 import re
@@ -83,13 +82,13 @@ def write_notebook(file: NotebookFile, notebook: JsonObject) -> WriteResult:
             f"{file.path} was changed by another program meanwhile: nothing was written",
             fix="run the command again",
         )
-    parts = file.style.parts(notebook, file.raw)
+    parts = file.style.parts(notebook)
     if _are(parts, file.raw):
         return WriteResult(target, written=False)
     warnings = _warnings(file, target)
-    trusted = is_trusted(file.data, file.raw)
+    trusted = _is_trusted(file.data)
     replace_file(target, parts, lambda: _unchanged(file, target))
-    if trusted and not sign(notebook, file.raw):
+    if trusted and not _sign(notebook):
         warnings.append(f"{file.path} could not be trusted again: run `jupyter trust {file.path}`")
     return WriteResult(target, True, trusted, tuple(warnings))
 
@@ -123,7 +122,7 @@ def _warnings(file: NotebookFile, target: Path) -> list[str]:
         f"{file.path} is open in the Jupyter server at {url}: reload it there before saving it"
         for url in servers_with(target)
     ]
-    if not _are(file.style.parts(file.data, file.raw), file.raw):
+    if not _are(file.style.parts(file.data), file.raw):
         out.append(f"{file.path} had an unusual JSON layout, which was not kept everywhere")
     return out
 
@@ -271,91 +270,72 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-_FAILURES = (OSError, ValueError, KeyError, AttributeError, TypeError, sqlite3.Error)
-_ESCAPES = re.compile(rb"[^\\]{1,65536}|(?:\\u[0-9a-fA-F]{4}|\\[^u])+")
+# Trust is a convenience: what cannot be read is not trusted.
+_FAILURES = (
+    *(OSError, ValueError, KeyError, AttributeError, TypeError),
+    *(RecursionError, sqlite3.Error),
+)
 
 
-def is_trusted(notebook: JsonObject, raw: bytes) -> bool:
-    """Tell whether this user's Jupyter trusts a notebook; `raw` is the file of its `Kept`."""
+def _is_trusted(notebook: JsonObject) -> bool:
+    """Whether this user's Jupyter trusts a notebook."""
     from jupyter_core.paths import jupyter_data_dir
+    from nbformat.sign import NotebookNotary
 
     if not (Path(jupyter_data_dir()) / "nbsignatures.db").exists():
         return False  # nothing was ever trusted: leave no database behind either
-
-    def known(notary: Any, signature: str) -> bool:
-        return bool(notary.store.check_signature(signature, notary.algorithm))
-
-    return _asked(known, notebook, raw)
+    with contextlib.suppress(*_FAILURES), NotebookNotary() as notary:
+        return bool(notary.check_signature(_signed(notebook)))
+    return False
 
 
-def sign(notebook: JsonObject, raw: bytes) -> bool:
+def _sign(notebook: JsonObject) -> bool:
     """Sign a notebook; return whether that succeeded."""
-
-    def stored(notary: Any, signature: str) -> bool:
-        notary.store.store_signature(signature, notary.algorithm)
-        return True
-
-    return _asked(stored, notebook, raw)
-
-
-def _asked(question: Callable[[Any, str], bool], notebook: JsonObject, raw: bytes) -> bool:
     from nbformat.sign import NotebookNotary
 
-    try:
-        notary = NotebookNotary()
-        try:
-            return question(notary, _signature(notary, notebook, raw))
-        finally:
-            notary.store.close()
-    except _FAILURES:
-        # Trust is a convenience: what cannot be read is not trusted.
-        return False
+    with contextlib.suppress(*_FAILURES), NotebookNotary() as notary:
+        notary.sign(_signed(notebook))
+        return True
+    return False
 
 
-def _signature(notary: Any, notebook: JsonObject, raw: bytes) -> str:
-    """Return what `NotebookNotary.compute_signature` returns for the whole notebook."""
+class _Unread(list[Any]):
+    """A list whose one item is read anew whenever it is asked for."""
+
+    def __init__(self, kept: Kept) -> None:
+        super().__init__([None])
+        self.kept = kept
+
+    def __iter__(self) -> Iterator[Any]:
+        yield read_whole(self.kept.raw)
+
+
+def _signed(notebook: JsonObject) -> Any:
+    """Return a notebook as nbformat reads it, and signs it: a list is signed as its items."""
     import nbformat
-    from nbformat.sign import signature_removed, yield_everything
 
-    marks: dict[bytes, Kept] = {}
-    text = json.dumps(notebook, default=_marker(raw, marks))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        node = nbformat.reads(text, as_version=4)
-    found = hmac.new(notary.secret, digestmod=notary.digestmod)
-    with signature_removed(node):
-        for item in yield_everything(node):
-            for piece in _pieces(marks[item], raw) if item in marks else (item,):
-                found.update(piece)
-    return found.hexdigest()
-
-
-def _marker(raw: bytes, marks: dict[bytes, Kept]) -> Callable[[object], Any]:
-    """Return what encodes a `Kept` as a mark of the same JSON type, noted in `marks`."""
     nonce = secrets.token_hex(16)
+    marks: dict[str, Kept] = {}
 
-    def default(value: object) -> Any:
+    def marked(value: object) -> Any:
+        """Return a mark of the same JSON type."""
         if not isinstance(value, Kept):
             raise TypeError(f"{type(value).__name__} is not JSON")
         mark = f"{nonce}:{len(marks)}"
-        marks[mark.encode()] = value
-        kind = raw[value.start]
-        return [mark] if kind == ord("[") else {mark: ""} if kind == ord("{") else mark
+        marks[mark] = value
+        kind = value.raw[0]
+        return [mark] if kind == ord("[") else {"": mark} if kind == ord("{") else mark
 
-    return default
+    def unmarked(value: Any) -> Any:
+        if isinstance(value, dict):
+            value.update({key: unmarked(item) for key, item in value.items()})
+        elif isinstance(value, list):
+            return [unmarked(item) for item in value]
+        return _Unread(marks[value]) if isinstance(value, str) and value in marks else value
 
-
-def _pieces(kept: Kept, raw: bytes) -> Iterator[bytes | memoryview]:
-    """Yield what nbformat would sign of a value."""
-    from nbformat.sign import yield_everything
-
-    view = memoryview(raw)[kept.start : kept.end]
-    if view[0] != ord('"'):
-        yield from yield_everything(read_whole(view))
-        return
-    for found in _ESCAPES.finditer(view, 1, len(view) - 1):
-        piece = found.group()
-        yield json.loads(b'"%s"' % piece).encode("utf-8") if piece[:1] == b"\\" else piece
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return unmarked(nbformat.reads(json.dumps(notebook, default=marked), as_version=4))
 
 
 _ANSWER_SECONDS = 1.0
