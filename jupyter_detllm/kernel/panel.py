@@ -15,7 +15,8 @@ from jupyter_detllm.kernel.live import verdict_line
 from jupyter_detllm.kernel.status import engine_line
 from jupyter_detllm.probes.process import shown_text
 from jupyter_detllm.render.cell import preformatted
-from jupyter_detllm.render.metrics import Plot, kernel_line, plot_of, warnings
+from jupyter_detllm.render.chart import Chart
+from jupyter_detllm.render.metrics import kernel_line, plot_of, warnings
 from jupyter_detllm.render.visible import clip, visible, width
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Content:
     fields: tuple[FieldRow, ...]
     cells: tuple[CellRow, ...]
     metrics: tuple[str, ...] = ()
-    plot: Plot | None = None
+    plot: Chart | None = None
 
     def to_json(self) -> dict[str, Json]:
         """Return the same as JSON: every value is text."""

@@ -18,6 +18,7 @@ from jupyter_detllm.core.compare import EvidenceState, PairComparison
 from jupyter_detllm.core.evidence import NEAR_TIE, MarginClass, TokenEvidence
 from jupyter_detllm.core.fingerprint import FieldDiff
 from jupyter_detllm.core.generation import Generation, GenerationRequest
+from jupyter_detllm.render.chart import Chart, Shape, curve, shape
 from jupyter_detllm.render.explain import (
     explain,
     field_value,
@@ -457,18 +458,16 @@ def margin_chart(pair: PairComparison, uid: str, labels: tuple[str, str]) -> str
         return ""
     top = max(1.0, min(8.0, max(point.margin for point in points)))
     scale = _ChartScale(len(pair.reference.token_ids), top)
-    parts = [_frame(scale), _curve(points, scale, "curve"), *_others(pair, scale)]
-    parts += [_mark(point, scale) for point in _notable(points)]
+    shapes = [*_frame(scale), _curve(points, scale, "curve"), *_others(pair, scale)]
+    shapes += [_mark(point, scale) for point in _notable(points)]
     at = pair.divergence.position if pair.divergence else None
     if at is not None:
-        parts.append(_parting(min(at, max(scale.tokens - 1, 0)), scale))
-    title = f"Margin of each token over its runner-up ({labels[0]})"
-    return (
-        f'<figure><svg viewBox="0 0 {_CHART_WIDTH} {_CHART_HEIGHT}" role="img" '
-        f'aria-labelledby="{uid}-t {uid}-d"><title id="{uid}-t">{inline(title)}</title>'
-        f'<desc id="{uid}-d">{inline(_description(points, at, scale.tokens))}</desc>'
-        f"{''.join(parts)}</svg><figcaption>{inline(_caption(pair, labels))}</figcaption></figure>"
-    )
+        shapes += _parting(min(at, max(scale.tokens - 1, 0)), scale)
+    about = visible(_description(points, at, scale.tokens))
+    chart = Chart(_CHART_WIDTH, _CHART_HEIGHT, about, tuple(shapes))
+    title = visible(f"Margin of each token over its runner-up ({labels[0]})")
+    caption = inline(_caption(pair, labels))
+    return f"<figure>{chart.styled_svg(title, uid)}<figcaption>{caption}</figcaption></figure>"
 
 
 def _points(evidence: TokenEvidence | None, end: int | None) -> list[_ChartPoint]:
@@ -495,36 +494,34 @@ def _notable(points: Sequence[_ChartPoint]) -> list[_ChartPoint]:
     return sorted(near, key=lambda p: (p.margin, p.position))[:_MARKS]
 
 
-def _frame(scale: _ChartScale) -> str:
-    right, bottom = _CHART_WIDTH - _RIGHT, scale.y(0)
-    band = scale.y(NEAR_TIE)
-    lines = "".join(
-        f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
-        for y, label in (
-            (bottom, "0"),
-            (band, f"{NEAR_TIE:g}"),
-            (scale.y(scale.top), f"{scale.top:.2g}"),
-        )
-    )
-    return (
-        f'<rect class="band" x="{_LEFT}" y="{band:.1f}" width="{right - _LEFT}" '
-        f'height="{bottom - band:.1f}"/>{lines}'
-        f'<text x="{_LEFT}" y="{_CHART_HEIGHT - 5}">token 1</text>'
-        f'<text x="{right}" y="{_CHART_HEIGHT - 5}" text-anchor="end">token {scale.tokens}</text>'
-        f'<text x="{_LEFT}" y="11">nats</text>'
-    )
+def _frame(scale: _ChartScale) -> list[Shape]:
+    right, bottom, band = _CHART_WIDTH - _RIGHT, scale.y(0), scale.y(NEAR_TIE)
+    size = {"width": right - _LEFT, "height": bottom - band}
+    shapes = [shape("rect", class_="band", x=_LEFT, y=band, **size)]
+    for y, label in (
+        (bottom, "0"),
+        (band, f"{NEAR_TIE:g}"),
+        (scale.y(scale.top), f"{scale.top:.2g}"),
+    ):
+        shapes.append(shape("line", class_="axis", x1=_LEFT, x2=right, y1=y, y2=y))
+        shapes.append(shape("text", label, x=_LEFT - 6, y=y + 4, text_anchor="end"))
+    foot = _CHART_HEIGHT - 5
+    return [
+        *shapes,
+        shape("text", "token 1", x=_LEFT, y=foot),
+        shape("text", f"token {scale.tokens}", x=right, y=foot, text_anchor="end"),
+        shape("text", "nats", x=_LEFT, y=11),
+    ]
 
 
-def _curve(points: Sequence[_ChartPoint], scale: _ChartScale, kind: str) -> str:
-    steps = [f"{scale.x(p.position):.1f},{scale.y(p.margin):.1f}" for p in points]
-    if len(steps) == 1:
-        x, y = steps[0].split(",")
-        return f'<circle class="point" cx="{x}" cy="{y}" r="2.5"/>'
-    return f'<polyline class="{kind}" points="{" ".join(steps)}"/>'
+def _curve(points: Sequence[_ChartPoint], scale: _ChartScale, kind: str) -> Shape:
+    places = [(scale.x(p.position), scale.y(p.margin)) for p in points]
+    if len(places) == 1:
+        return shape("circle", class_="point", cx=places[0][0], cy=places[0][1], r=2.5)
+    return curve(places, class_=kind)
 
 
-def _others(pair: PairComparison, scale: _ChartScale) -> list[str]:
+def _others(pair: PairComparison, scale: _ChartScale) -> list[Shape]:
     """Return the other side's curve where it differs, up to the first divergence only."""
     if pair.evidence is not EvidenceState.DIFFERS:
         return []
@@ -533,25 +530,22 @@ def _others(pair: PairComparison, scale: _ChartScale) -> list[str]:
     return [_curve(points, scale, "curve2")] if len(points) > 1 else []
 
 
-def _mark(point: _ChartPoint, scale: _ChartScale) -> str:
+def _mark(point: _ChartPoint, scale: _ChartScale) -> Shape:
     kind = MarginClass.of(point.margin)
-    name = "tie" if kind is MarginClass.TIE else "near"
     text = f"token {point.position + 1}: {point.margin:.4g} nats ({kind})"
-    return (
-        f'<circle class="{name}" cx="{scale.x(point.position):.1f}" '
-        f'cy="{scale.y(point.margin):.1f}" r="3.5"><title>{text}</title></circle>'
-    )
+    name = "tie" if kind is MarginClass.TIE else "near"
+    place = {"cx": scale.x(point.position), "cy": scale.y(point.margin)}
+    return shape("circle", text, class_=name, **place, r=3.5)
 
 
-def _parting(position: int, scale: _ChartScale) -> str:
+def _parting(position: int, scale: _ChartScale) -> list[Shape]:
     x = scale.x(position)
-    late = x > _CHART_WIDTH * 0.7
-    anchor, dx = ("end", -5) if late else ("start", 5)
-    return (
-        f'<line class="parting" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 4}" y2="{scale.y(0):.1f}"/>'
-        f'<text class="parting-label" x="{x + dx:.1f}" y="11" text-anchor="{anchor}">'
-        f"first divergence: token {position + 1}</text>"
-    )
+    anchor, dx = ("end", -5) if x > _CHART_WIDTH * 0.7 else ("start", 5)
+    label = f"first divergence: token {position + 1}"
+    return [
+        shape("line", class_="parting", x1=x, x2=x, y1=_TOP - 4, y2=scale.y(0)),
+        shape("text", label, class_="parting-label", x=x + dx, y=11, text_anchor=anchor),
+    ]
 
 
 def _description(points: Sequence[_ChartPoint], at: int | None, tokens: int) -> str:

@@ -7,12 +7,10 @@ same is said in words in its description.
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.metering.measures import (
     CellMetrics,
     Event,
@@ -23,17 +21,15 @@ from jupyter_detllm.metering.measures import (
 )
 from jupyter_detllm.probes.memory import MemoryUse
 from jupyter_detllm.render.cell import preformatted
+from jupyter_detllm.render.chart import Chart, Shape, curve, shape
 from jupyter_detllm.render.visible import clip, visible
 
 __all__ = [
-    "Plot",
-    "Shape",
     "kernel_line",
     "metrics_html",
     "metrics_json",
     "metrics_text",
     "plot_of",
-    "svg",
     "warnings",
 ]
 
@@ -61,7 +57,7 @@ def metrics_html(metrics: Metrics) -> str:
     """Return the text as HTML, under a plot where there is something to plot."""
     plot = plot_of(metrics)
     text = preformatted(metrics_text(metrics))
-    return f"<div>{svg(plot)}{text}</div>" if plot is not None else text
+    return f"<div>{plot.svg()}{text}</div>" if plot is not None else text
 
 
 def warnings(metrics: Metrics) -> tuple[str, ...]:
@@ -180,41 +176,6 @@ _WIDTH, _HEIGHT = 480, 152
 _LEFT, _RIGHT = 8, 8
 _BAND, _GAP, _TOP = 46, 26, 16
 _MOST_POINTS = 60
-_INK = (("stroke", "currentColor"), ("fill", "none"))
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One element: ``polyline``, ``line``, ``circle`` or ``text``.
-
-    `text` is the content of a text, and what a pointer on anything else is told.
-    """
-
-    tag: str
-    attributes: tuple[tuple[str, str], ...]
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """Shapes in a box of `width` by `height`; `alt` says the same in words."""
-
-    width: int
-    height: int
-    alt: str
-    shapes: tuple[Shape, ...]
-
-    def to_json(self) -> dict[str, Json]:
-        """Return it as JSON, for a widget."""
-        return {
-            "width": str(self.width),
-            "height": str(self.height),
-            "alt": self.alt,
-            "shapes": [
-                {"tag": s.tag, "attributes": dict(s.attributes), "text": s.text}
-                for s in self.shapes
-            ],
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +189,7 @@ class _Series:
     dashed: bool
 
 
-def plot_of(metrics: Metrics) -> Plot | None:
+def plot_of(metrics: Metrics) -> Chart | None:
     """Return the plot of the latest cells; None where no cell generated anything."""
     cells = [cell for cell in metrics.cells if cell.measures.tokens_per_second][-_MOST_POINTS:]
     if not cells:
@@ -243,7 +204,7 @@ def plot_of(metrics: Metrics) -> Plot | None:
     shapes += _ends(labels)
     runs = f"{len(cells)} cell run{'' if len(cells) == 1 else 's'}"
     alt = f"{runs}. {_plot_words(rates, labels)} {_plot_words(latencies, labels)}"
-    return Plot(_WIDTH, _HEIGHT, alt.strip(), tuple(shapes))
+    return Chart(_WIDTH, _HEIGHT, alt.strip(), tuple(shapes))
 
 
 def _rates(cells: Sequence[CellMetrics]) -> tuple[float | None, ...]:
@@ -275,67 +236,46 @@ def _band(series: _Series, labels: Sequence[str], top: int) -> list[Shape]:
     highest = max([*known, series.limit or 0.0]) or 1.0
     bottom = top + _BAND
 
-    def y(value: float) -> str:
-        return f"{bottom - value / highest * _BAND:.1f}"
+    def y(value: float) -> float:
+        return bottom - value / highest * _BAND
 
     places = [
         (_x(i, len(labels)), y(value), f"{label}: {value:.4g}{series.unit}")
         for i, (value, label) in enumerate(zip(series.values, labels, strict=True))
         if value is not None
     ]
-    dashes = (("stroke-dasharray", "5 3"),) if series.dashed else ()
-    curve = " ".join(f"{x},{height}" for x, height, _ in places)
+    dashes = {"stroke_dasharray": "5 3"} if series.dashed else {}
     title = f"{series.title}, up to {highest:.4g}{series.unit}"
     shapes = [
-        _plot_text(_LEFT, top - 4, title),
-        _plot_line(str(bottom), 0.3),
-        Shape("polyline", (*_INK, ("stroke-width", "1.5"), *dashes, ("points", curve))),
-        *(
-            Shape("circle", (("fill", "currentColor"), ("cx", x), ("cy", h), ("r", "2.5")), text)
-            for x, h, text in places
-        ),
+        _text(_LEFT, top - 4, title),
+        _level(bottom, opacity="0.3"),
+        curve(((x, y) for x, y, _ in places), **_INK, stroke_width="1.5", **dashes),
+        *(shape("circle", text, fill="currentColor", cx=x, cy=y, r=2.5) for x, y, text in places),
     ]
-    return shapes if series.limit is None else [*shapes, _plot_line(y(series.limit), 0.8, "1 3")]
+    if series.limit is not None:
+        shapes.append(_level(y(series.limit), "threshold", opacity="0.8", stroke_dasharray="1 3"))
+    return shapes
 
 
-def _x(index: int, count: int) -> str:
+_INK = {"stroke": "currentColor", "fill": "none"}
+
+
+def _x(index: int, count: int) -> float:
     room = _WIDTH - _LEFT - _RIGHT
-    return f"{_LEFT + (room / 2 if count == 1 else index * room / (count - 1)):.1f}"
+    return _LEFT + (room / 2 if count == 1 else index * room / (count - 1))
 
 
-def _plot_line(y: str, opacity: float, dashes: str = "") -> Shape:
-    ends = (("x1", str(_LEFT)), ("x2", str(_WIDTH - _RIGHT)), ("y1", y), ("y2", y))
-    more = (("stroke-dasharray", dashes),) if dashes else ()
-    text = "threshold" if dashes else ""
-    return Shape("line", (*_INK, ("opacity", f"{opacity:g}"), *ends, *more), text)
+def _level(y: float, text: str = "", **look: str) -> Shape:
+    return shape("line", text, **_INK, x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, **look)
 
 
-def _plot_text(x: int, y: int, text: str, anchor: str = "start") -> Shape:
-    place = (("x", str(x)), ("y", str(y)), ("text-anchor", anchor))
-    look = (("fill", "currentColor"), ("font-size", "11"), ("font-family", "sans-serif"))
-    return Shape("text", (*look, *place), text)
+def _text(x: int, y: int, text: str, anchor: str = "start") -> Shape:
+    look = {"fill": "currentColor", "font_size": "11", "font_family": "sans-serif"}
+    return shape("text", text, **look, x=x, y=y, text_anchor=anchor)
 
 
 def _ends(labels: Sequence[str]) -> list[Shape]:
     y = _HEIGHT - 2
     if len(labels) == 1:
-        return [_plot_text(_WIDTH // 2, y, labels[0], "middle")]
-    return [_plot_text(_LEFT, y, labels[0]), _plot_text(_WIDTH - _RIGHT, y, labels[-1], "end")]
-
-
-def svg(plot: Plot) -> str:
-    """Return a plot as one inline SVG element, everything in it escaped."""
-    alt = html.escape(plot.alt)
-    shapes = "".join(_markup(shape) for shape in plot.shapes)
-    return (
-        f'<svg role="img" aria-label="{alt}" viewBox="0 0 {plot.width} {plot.height}" '
-        f'width="{plot.width}" height="{plot.height}" style="max-width:100%">'
-        f"<title>{alt}</title>{shapes}</svg>"
-    )
-
-
-def _markup(shape: Shape) -> str:
-    attributes = "".join(f' {name}="{html.escape(value)}"' for name, value in shape.attributes)
-    text = html.escape(shape.text)
-    content = text if shape.tag == "text" or not text else f"<title>{text}</title>"
-    return f"<{shape.tag}{attributes}>{content}</{shape.tag}>"
+        return [_text(_WIDTH // 2, y, labels[0], "middle")]
+    return [_text(_LEFT, y, labels[0]), _text(_WIDTH - _RIGHT, y, labels[-1], "end")]

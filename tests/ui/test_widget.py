@@ -220,12 +220,12 @@ _HOSTILE = f"""
 from jupyter_detllm.kernel import panel_widget as panel
 from jupyter_detllm.kernel.panel import CellRow, Content, FieldRow
 from jupyter_detllm.kernel.session import current_session
-from jupyter_detllm.render.metrics import Plot, Shape
+from jupyter_detllm.render.chart import Chart, Shape
 texts = {HOSTILE!r}
 made = Content(texts[0], texts[1], texts, texts, texts[2],
     tuple(FieldRow(t, t, t, t, t) for t in texts),
     tuple(CellRow(t, t, t, t, t, t) for t in (*texts, "__proto__", "constructor")),
-    tuple(texts), Plot(480, 152, texts[0], (
+    tuple(texts), Chart(480, 152, texts[0], (
         Shape("script", (), "alert(1)"), Shape("image", (("href", "x"),), ""),
         *(Shape(tag, (("onload", t), ("onclick", t), ("href", t), ("style", t), ("cx", t)), t)
           for t in texts for tag in ("circle", "text")))))

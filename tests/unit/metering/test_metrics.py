@@ -64,7 +64,7 @@ from jupyter_detllm.metering.measures import (
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.probes import memory
 from jupyter_detllm.probes.memory import MemoryUse, memory_use
-from jupyter_detllm.render.metrics import metrics_html, metrics_json, metrics_text, plot_of, svg
+from jupyter_detllm.render.metrics import metrics_html, metrics_json, metrics_text, plot_of
 from tests.fakes import Run
 
 GIB = 2**30
@@ -330,7 +330,7 @@ def test_the_plot_is_one_escaped_svg_with_words_and_no_colour() -> None:
     found = sample(HOSTILE, max_p99_ms=500)
     plot = plot_of(found)
     assert plot is not None
-    markup = svg(plot)
+    markup = plot.svg()
     tree = ElementTree.fromstring(markup)  # noqa: S314 - it is ours, and well-formed
     assert tree.get("role") == "img"
     assert "3 cell runs. tokens/s: 40" in str(tree.get("aria-label"))

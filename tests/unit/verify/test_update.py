@@ -24,7 +24,7 @@ from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.verify import update
 from jupyter_detllm.verify.sources import NotebookFile, read_file
 from jupyter_detllm.verify.update import WriteResult, clean_leftovers, servers_with, write_notebook
-from tests.builders import notebook, stamped_cell
+from tests.builders import cell, notebook, stamped_cell
 from tests.waiting import HANGS
 
 
@@ -249,6 +249,23 @@ def test_a_trusted_notebook_is_trusted_again(path: Path) -> None:
     result = stamp(path)
     assert result.trusted
     assert _trusted(path)
+
+
+def test_trust_covers_large_values_of_every_kind(path: Path) -> None:
+    data = {
+        "image/png": "A" * 5000,
+        "text/html": ["<p>\\u00e9 \n</p>"] * 500,
+        "application/json": {"b": [1, None, {"é": 0.5}] * 500, "a": "x"},
+    }
+    output = {"output_type": "display_data", "data": data, "metadata": {}}
+    book = notebook(stamped_cell(), cell("plot()", outputs=[output]))
+    path.write_text(json.dumps(book, indent=1))
+    _trust(path)
+    assert stamp(path).trusted
+    assert _trusted(path)
+    path.write_text(path.read_text().replace("A" * 5000, "A" * 4999 + "B"))
+    file = read_file(path)
+    assert not write_notebook(file, strip(file.data)[0]).trusted
 
 
 def test_an_untrusted_notebook_is_not_trusted_by_a_write(path: Path, tmp_path: Path) -> None:
