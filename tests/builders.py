@@ -41,6 +41,7 @@ __all__ = [
     "stamped_cell",
     "tried",
     "with_actual",
+    "with_fields",
 ]
 
 FIELDS: Mapping[str, FieldValue] = {
@@ -57,6 +58,11 @@ def _digest(text: str) -> Digest:
 
 
 MODEL = ModelIdentity("demo", _digest("weights"), _digest("tokenizer"), _digest("template"))
+
+
+def with_fields(fingerprint: Fingerprint, values: Mapping[str, FieldValue]) -> Fingerprint:
+    """Return a fingerprint with fields added or replaced."""
+    return Fingerprint.build({**fingerprint.values(), **values})
 
 
 def pieces_of(text: str) -> list[str]:

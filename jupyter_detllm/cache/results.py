@@ -170,14 +170,14 @@ class CacheReport:
     mismatches
         Of these, what came out otherwise, one line each.
     problem
-        What kept the cache from being used; "" where nothing did.
+        What kept the cache from being used; None where nothing did.
     """
 
     hits: int = 0
     generated: int = 0
     verified: int = 0
     mismatches: tuple[str, ...] = ()
-    problem: str = ""
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ def generate_cached(
         Where the model is not known by its content.
     """
     scope.check()
-    store.problem = ""
+    store.problem = None
     units = [_unit(scope, requests, indices) for indices in units_of(requests, scope.level)]
     _look_up(store, units, sample)
     stats = RunStats()

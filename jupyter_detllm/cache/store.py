@@ -32,7 +32,7 @@ from jupyter_detllm.core.canonical import Digest, Json
 
 __all__ = [
     "DEFAULT_BYTES",
-    "Kept",
+    "CachedText",
     "Overview",
     "TextStore",
     "claimed",
@@ -122,7 +122,7 @@ _of_parents: list[sqlite3.Connection] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedText:
     """A value that was found, and how often it had been before."""
 
     value: str
@@ -142,17 +142,17 @@ class TextStore:
     Attributes
     ----------
     problem
-        What last kept the file from being used, one line; "" where nothing did.
+        What last kept the file from being used, one line; None where nothing did.
     """
 
     def __init__(self, folder: Path | None = None, max_bytes: int = DEFAULT_BYTES) -> None:
         self.folder = results_folder() if folder is None else Path(folder)
         self.max_bytes = max_bytes
-        self.problem = ""
+        self.problem: str | None = None
         self._lock = threading.Lock()
         self._open: tuple[sqlite3.Connection, Path, int] | None = None
 
-    def get(self, key: Digest) -> Kept | None:
+    def get(self, key: Digest) -> CachedText | None:
         """Return what is kept under `key`, and note that it was used."""
         return self._attempted(lambda db: _get(db, str(key)), None)
 
@@ -292,13 +292,13 @@ def _mended(error: Exception, path: Path, attempt: int) -> bool:
     return True
 
 
-def _get(db: sqlite3.Connection, key: str) -> Kept | None:
+def _get(db: sqlite3.Connection, key: str) -> CachedText | None:
     row = db.execute("SELECT value, uses FROM results WHERE key = ?", (key,)).fetchone()
     if row is None:
         return None
     latest = "(SELECT coalesce(max(used), 0) + 1 FROM results)"
     db.execute(f"UPDATE results SET uses = uses + 1, used = {latest} WHERE key = ?", (key,))  # noqa: S608
-    return Kept(str(row[0]), int(row[1]))
+    return CachedText(str(row[0]), int(row[1]))
 
 
 def _put(db: sqlite3.Connection, key: str, value: str, most: int) -> bool:
@@ -396,7 +396,7 @@ class Overview:
     set_aside
         Names of broken files.
     problem
-        What keeps it from being used; "" where nothing does.
+        What keeps it from being used; None where nothing does.
     """
 
     folder: Path
@@ -405,7 +405,7 @@ class Overview:
     file_bytes: int = 0
     counters: dict[str, int] = field(default_factory=dict)
     set_aside: tuple[str, ...] = ()
-    problem: str = ""
+    problem: str | None = None
 
     def to_json(self) -> dict[str, Json]:
         """Return it as JSON."""
@@ -416,7 +416,7 @@ class Overview:
             "file_bytes": self.file_bytes,
             "counters": dict(sorted(self.counters.items())),
             "set_aside": list(self.set_aside),
-            "problem": self.problem,
+            "problem": self.problem or "",
         }
 
 

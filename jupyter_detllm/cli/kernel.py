@@ -48,12 +48,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _install(args: argparse.Namespace) -> int:
-    from jupyter_detllm.export.kernelspec import Place, install_kernel, kernel_folders, kernelspec
+    from jupyter_detllm.export.kernelspec import (
+        KernelLocation,
+        install_kernel,
+        kernel_folders,
+        kernelspec,
+    )
 
     level = Level(args.level) if args.level else None
     spec = kernelspec(args.name, level=level, seed=args.seed)
-    place = Place.USER if args.user else Path(args.prefix) if args.prefix else Place.SYS_PREFIX
-    found = install_kernel(spec, args.name, place)
+    chosen = KernelLocation.USER if args.user else KernelLocation.SYS_PREFIX
+    found = install_kernel(spec, args.name, Path(args.prefix) if args.prefix else chosen)
     if args.json:
         write_json(found.to_json())
         return 0

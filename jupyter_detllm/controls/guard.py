@@ -29,17 +29,12 @@ from jupyter_detllm.controls.ledger import (
     marker_text,
     observed_events,
     read_live,
+    shown_variable,
 )
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.redact import redact_text
 from jupyter_detllm.errors import ControlError
 from jupyter_detllm.probes.platform import Platform, compute_platform
-from jupyter_detllm.probes.process import (
-    home_and_user,
-    initial_environment,
-    physical_cores,
-    usable_cpus,
-)
+from jupyter_detllm.probes.process import initial_environment, physical_cores, usable_cpus
 
 __all__ = ["apply", "check_level", "kernel_environment", "observed_events", "take_back"]
 
@@ -151,16 +146,12 @@ def _recorded(name: str, why: str, process: ProcessView) -> ControlEntry | None:
     value = process.environ.get(name)
     if value is None:
         return None
-    shown = _shown(value)
+    shown = shown_variable(value)
     return ControlEntry(name, ControlState.USER, None, shown, f"set by you: {why}", by_user=True)
 
 
 def _shown(value: str | None) -> str | None:
-    """Return a value as it may be stored: a variable can hold anything."""
-    if value is None:
-        return None
-    home, user = home_and_user()
-    return redact_text(value, home=home, user=user)[:100]
+    return None if value is None else shown_variable(value)
 
 
 def _settle(control: EnvControl, applies: bool, wanted: bool, process: ProcessView) -> ControlEntry:

@@ -15,10 +15,9 @@ from enum import StrEnum
 from jupyter_detllm.controls.environ import ENV_CONTROLS, RECORDED, EnvControl, Event, NoEffect
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.redact import redact_text
 from jupyter_detllm.core.seeds import MAX_SEED
 from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.probes.process import hash_seed_in_force, home_and_user
+from jupyter_detllm.probes.process import hash_seed_in_force, shown_text
 
 __all__ = [
     "KERNEL_VARIABLE",
@@ -34,6 +33,7 @@ __all__ = [
     "marker_text",
     "observed_events",
     "read_live",
+    "shown_variable",
 ]
 
 #: Names what we set, as ``NAME=VALUE`` pairs, so that a later call, a kernelspec and a
@@ -264,15 +264,12 @@ class ControlReport:
     @property
     def late(self) -> tuple[str, ...]:
         """Names of the controls that came too late, sorted."""
-        return self._named(ControlState.LATE)
+        return tuple(sorted(e.name for e in self.entries if e.state is ControlState.LATE))
 
     @property
     def user_set(self) -> tuple[str, ...]:
         """Names of the controls that hold the user's own value, sorted."""
         return tuple(sorted(entry.name for entry in self.entries if entry.by_user))
-
-    def _named(self, state: ControlState) -> tuple[str, ...]:
-        return tuple(sorted(entry.name for entry in self.entries if entry.state is state))
 
     def entry(self, name: str) -> ControlEntry | None:
         """Return the entry of control `name`, None when it is not part of the report."""
@@ -300,9 +297,13 @@ class StandingControls:
 
     def fields(self) -> dict[str, FieldValue]:
         """Return them as ``controls.NAME``; what is not set is left out."""
-        home, user = home_and_user()
         known = {row.name for row in ENV_CONTROLS} | {row.name for row in RECORDED}
         return {
-            f"controls.{name}": redact_text(self.environ[name], home=home, user=user)[:100]
+            f"controls.{name}": shown_variable(self.environ[name])
             for name in sorted(known & set(self.environ))
         }
+
+
+def shown_variable(value: str) -> str:
+    """Return a variable's value as it may be stored: it can hold anything."""
+    return shown_text(value)[:100]

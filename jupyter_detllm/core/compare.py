@@ -19,6 +19,7 @@ from jupyter_detllm.core.evidence import MarginClass, TokenEvidence
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation, GenerationRequest
 from jupyter_detllm.core.levels import ONE_AT_A_TIME, Reach
+from jupyter_detllm.core.seeds import occurrences
 from jupyter_detllm.core.stamp import Call
 
 __all__ = [
@@ -227,9 +228,7 @@ def _evidence_gap(
 
 def _rows(evidence: TokenEvidence, prefix: int) -> dict[int, bytes]:
     """Return the kept rows of the prefix as bits, by position."""
-    positions = range(evidence.tokens) if evidence.positions is None else evidence.positions
-    rows = zip(positions, evidence.chosen, evidence.runner_up, evidence.runner_up_ids, strict=True)
-    return {p: struct.pack("<ffi", c, r, i) for p, c, r, i in rows if p < prefix}
+    return {p: struct.pack("<ffi", c, r, i) for p, c, r, i in evidence.rows() if p < prefix}
 
 
 def _row_gap(left: bytes, right: bytes) -> float:
@@ -248,20 +247,13 @@ def _distance(a: float, b: float) -> float:
 _Key = tuple[Digest, int]
 
 
-def _indexed(calls: Sequence[Call]) -> dict[_Key, tuple[GenerationRequest, list[Generation]]]:
+def _indexed(
+    calls: Sequence[Call],
+) -> dict[_Key, tuple[GenerationRequest, tuple[Generation, ...]]]:
     """Return requests with their generations by (digest, occurrence), in order."""
-    out: dict[_Key, tuple[GenerationRequest, list[Generation]]] = {}
-    seen: dict[Digest, int] = {}
-    for call in calls:
-        digests = call.batch
-        by_prompt: list[list[Generation]] = [[] for _ in digests]
-        for generation in call.generations:
-            by_prompt[generation.prompt_index].append(generation)
-        for request, digest, generations in zip(call.requests, digests, by_prompt, strict=True):
-            count = seen.get(digest, 0)
-            seen[digest] = count + 1
-            out[digest, count] = (request, generations)
-    return out
+    found = [pair for call in calls for pair in call.by_request()]
+    digests = [request.digest for request, _ in found]
+    return dict(zip(zip(digests, occurrences(digests), strict=True), found, strict=True))
 
 
 def compare_calls(reference: Sequence[Call], actual: Sequence[Call]) -> Comparison:

@@ -6,7 +6,7 @@ import base64
 import binascii
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -85,6 +85,11 @@ class TokenEvidence:
             return self.positions.index(position)
         except ValueError:
             return None
+
+    def rows(self) -> Iterator[tuple[int, float, float, int]]:
+        """Yield position, chosen, runner-up and the runner-up's id of what is kept."""
+        positions = range(self.tokens) if self.positions is None else self.positions
+        return zip(positions, self.chosen, self.runner_up, self.runner_up_ids, strict=True)
 
     def margin(self, position: int) -> float | None:
         """Return chosen minus runner-up at `position` in nats, or None if not kept."""

@@ -28,7 +28,6 @@ PACKAGES_FIELD = "software.packages"
 
 _STAMPED = (PACKAGES_FIELD, "hardware.gpu_memory", "engine.unproven")
 """Informational fields that a stamp keeps: people ask about them first, and they are stable."""
-"""The one informational field that is stamped: it tells which package list was installed."""
 
 FieldValue: TypeAlias = str | int | bool | None
 
@@ -89,10 +88,6 @@ class Fingerprint:
             Role.NUMERICS: self.numerics,
             Role.INFORMATIONAL: self.informational,
         }[role]
-
-    def with_values(self, values: Mapping[str, FieldValue]) -> Fingerprint:
-        """Return a copy with `values` added or replaced."""
-        return Fingerprint.build({**self.values(), **values})
 
     def for_stamp(self) -> Fingerprint:
         """Return what a stamp keeps (4 KB at most): numerics, identity, little informational."""

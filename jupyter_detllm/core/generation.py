@@ -199,6 +199,11 @@ class Generation:
     offsets: tuple[int, ...]
     evidence: TokenEvidence | None = None
 
+    def bytes_before(self, position: int) -> bytes:
+        """Return the bytes of the text before token `position`, all where it is beyond the end."""
+        data = self.text.encode("utf-8", "replace")
+        return data[: self.offsets[position]] if position < len(self.offsets) else data
+
     def token_bytes(self, position: int) -> bytes:
         """Return the bytes of the text that token `position` brought."""
         data = self.text.encode("utf-8", "replace")

@@ -1,54 +1,20 @@
 """What must never be stored: secrets, the home folder, the user's name.
 
-Two ways, used together: of the environment only allow-listed variables are read
-at all, and every text that may hold a path or a log line is redacted. The second
-is best effort, the first is the rule.
+Of the environment only the variables of the tables in `controls.environ` are read into a
+record. Every text that may hold a path or a log line is redacted, as well as that can be.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 __all__ = [
-    "ALLOWED_ENV",
-    "ALLOWED_ENV_PREFIXES",
     "REDACTED",
-    "allowed_environment",
-    "env_allowed",
     "looks_secret",
     "redact_text",
 ]
 
 REDACTED = "<redacted>"
-
-ALLOWED_ENV = frozenset(
-    {
-        "ATEN_CPU_CAPABILITY",
-        "HF_HUB_OFFLINE",
-        "NVIDIA_TF32_OVERRIDE",
-        "PYTHONHASHSEED",
-        "QUANTIZATION_DETERMINISTIC",
-        "TOKENIZERS_PARALLELISM",
-        "TRANSFORMERS_OFFLINE",
-    }
-)
-ALLOWED_ENV_PREFIXES = (
-    "CUBLAS",
-    "CUDA_",
-    "CUDNN_",
-    "DNNL_",
-    "GOMP_",
-    "KMP_",
-    "MKL_",
-    "NCCL_",
-    "OMP_",
-    "ONEDNN_",
-    "OPENBLAS_",
-    "TORCH",
-    "TRITON_",
-    "VLLM_",
-)
 
 _SECRET_WORDS = frozenset(
     {"auth", "cookie", "credential", "credentials", "key", "keys", "pat", "pwd", "token"}
@@ -66,12 +32,6 @@ def looks_secret(name: str) -> bool:
     if any(part in lowered for part in _SECRET_PARTS):
         return True
     return any(word.lower() in _SECRET_WORDS for word in _WORDS.findall(name))
-
-
-def env_allowed(name: str) -> bool:
-    """Tell whether the environment variable `name` may be read into a record."""
-    listed = name in ALLOWED_ENV or name.startswith(ALLOWED_ENV_PREFIXES)
-    return listed and not looks_secret(name)
 
 
 # Token shapes that are secret whatever stands before them.
@@ -139,14 +99,3 @@ def redact_text(text: str, *, home: str = "", user: str = "") -> str:
     text = _BEARER.sub(rf"\g<kind> {REDACTED}", text)
     text = _ASSIGNED.sub(_mask_assignment, text)
     return _hide_user(_fold_home(text, home) if home else text, user)
-
-
-def allowed_environment(
-    environ: Mapping[str, str], *, home: str = "", user: str = ""
-) -> dict[str, str]:
-    """Return the allow-listed variables of `environ`, redacted, sorted by name."""
-    return {
-        name: redact_text(environ[name], home=home, user=user)
-        for name in sorted(environ)
-        if env_allowed(name)
-    }

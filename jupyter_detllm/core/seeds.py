@@ -36,11 +36,11 @@ def next_try_seed(first: int, prompt: Digest, number: int) -> int:
     return derive_seed(first, " try", prompt, number, 0)
 
 
-def occurrences(prompts: Sequence[Digest]) -> list[int]:
-    """Return, per prompt, how many equal prompts precede it."""
+def occurrences(digests: Sequence[Digest]) -> list[int]:
+    """Return, per digest, how many equal ones precede it."""
     seen: dict[Digest, int] = {}
     out = []
-    for digest in prompts:
+    for digest in digests:
         out.append(seen.get(digest, 0))
         seen[digest] = out[-1] + 1
     return out

@@ -60,7 +60,7 @@ class Facts:
         The generations compared; None unless both sides exist.
     beyond
         Says that a side lies beyond what its engine's self-test showed, and how far that
-        reaches; "" where none does. It decides no verdict.
+        reaches; None where none does. It decides no verdict.
     """
 
     problems: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Facts:
     incomparable: tuple[str, ...] = ()
     fields: tuple[FieldDiff, ...] = ()
     comparison: Comparison | None = None
-    beyond: str = ""
+    beyond: str | None = None
 
     @property
     def possible_causes(self) -> tuple[str, ...]:
@@ -249,7 +249,7 @@ def facts_of(
     )
 
 
-def _beyond(reference: Stamp, actual: Stamp) -> str:
+def _beyond(reference: Stamp, actual: Stamp) -> str | None:
     """Say that a stamp lies beyond its reach: the recorded one where both do."""
     for stamp in (reference, actual):
         if stamp.beyond_reach:
@@ -257,7 +257,7 @@ def _beyond(reference: Stamp, actual: Stamp) -> str:
                 f"the request lies beyond what the self-test showed ({stamp.reach}): "
                 "batch composition is a possible cause"
             )
-    return ""
+    return None
 
 
 def _incomparables(reference: Stamp, actual: Stamp) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ __all__ = [
     "DEFAULT_NAME",
     "KERNELSPEC_SCHEMA",
     "InstalledKernel",
-    "Place",
+    "KernelLocation",
     "find_kernels",
     "install_kernel",
     "kernel_folders",
@@ -44,7 +44,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _MOST_BYTES = 1_000_000
 
 
-class Place(StrEnum):
+class KernelLocation(StrEnum):
     """Where a kernelspec is written."""
 
     USER = "user"
@@ -149,10 +149,10 @@ def kernel_folders() -> tuple[Path, ...]:
     return tuple(Path(folder) for folder in jupyter_path("kernels"))
 
 
-def _folder(place: Place | Path) -> Path:
-    if place is Place.SYS_PREFIX:
+def _folder(place: KernelLocation | Path) -> Path:
+    if place is KernelLocation.SYS_PREFIX:
         return Path(sys.prefix, "share", "jupyter", "kernels")
-    if place is Place.USER:
+    if place is KernelLocation.USER:
         from jupyter_core.paths import jupyter_data_dir
 
         return Path(jupyter_data_dir(), "kernels")
@@ -160,7 +160,7 @@ def _folder(place: Place | Path) -> Path:
 
 
 def install_kernel(
-    spec: Mapping[str, Json], name: str, place: Place | Path = Place.SYS_PREFIX
+    spec: Mapping[str, Json], name: str, place: KernelLocation | Path = KernelLocation.SYS_PREFIX
 ) -> InstalledKernel:
     """Write a kernelspec, in place of an older one of ours; nothing half-written is left.
 

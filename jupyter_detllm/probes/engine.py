@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from jupyter_detllm.core.canonical import Digest, canonical_bytes
+from jupyter_detllm.core.canonical import canonical_bytes
 from jupyter_detllm.core.fingerprint import FieldValue
 
 __all__ = [
     "ENGINE_READERS",
     "FIELD_NAMES",
     "NOT_OF_VLLM",
-    "ModelParts",
     "Scheme",
     "engine_fields",
     "generation_defaults",
@@ -122,63 +121,6 @@ def _activations(found: Mapping[str, object], method: str) -> str:
     if method in ("awq", "gptq", "gguf", "aqlm", "hqq") or found.get("load_in_4bit") is True:
         return "none"  # weight-only methods
     return "unknown"
-
-
-MODEL_FIELD_NAMES = (
-    "model.weights",
-    "model.tokenizer",
-    "model.chat_template",
-    "model.adapter",
-    "model.name",
-    "model.revision",
-    "model.architecture",
-    "model.generation_config",
-    "model.quantization",
-)
-
-
-class ModelParts(Protocol):
-    """Anything with the digests of a model; None where a part does not exist."""
-
-    @property
-    def weights(self) -> Digest | None:
-        """Digest of weight and config files."""
-        ...
-
-    @property
-    def tokenizer(self) -> Digest | None:
-        """Digest of the tokenizer files."""
-        ...
-
-    @property
-    def chat_template(self) -> Digest | None:
-        """Digest of the chat template."""
-        ...
-
-
-def collect_model(
-    parts: ModelParts,
-    *,
-    adapter: Digest | None = None,
-    name: str | None = None,
-    revision: str | None = None,
-    architecture: str | None = None,
-    generation_config: str | None = None,
-    quantization: str | None = None,
-) -> dict[str, FieldValue]:
-    """Return the model fields; what is unknown is left out.
-
-    `adapter` is the digest of a LoRA adapter in effect. `name` is stored as given: pass a
-    hub id or ``demo``, or a folder's own name without the path that leads to it.
-    """
-    digests = (parts.weights, parts.tokenizer, parts.chat_template, adapter)
-    texts = [None if digest is None else str(digest) for digest in digests]
-    values = [*texts, name, revision, architecture, generation_config, quantization]
-    return {
-        field: value
-        for field, value in zip(MODEL_FIELD_NAMES, values, strict=True)
-        if value is not None
-    }
 
 
 def _get(root: Any, path: str) -> Any:

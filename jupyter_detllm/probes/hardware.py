@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.probes.nvidia import clocks, topology, visible_gpus
 from jupyter_detllm.probes.process import physical_cores, usable_cpus
 
-__all__ = ["FIELD_NAMES", "Cpu", "collect", "cpu", "parse_cpuinfo", "parse_sysctl"]
+__all__ = ["Cpu", "collect", "cpu", "parse_cpuinfo", "parse_sysctl"]
 
 #: Flags that oneDNN, MKL, OpenBLAS and vLLM's CPU kernels choose a kernel by.
 DISPATCH_FLAGS = frozenset(
@@ -107,51 +108,31 @@ def cores_text() -> str:
     return f"{physical_cores()} cores, {os.cpu_count() or 1} threads, {usable_cpus()} usable"
 
 
-FIELD_NAMES = (
-    "hardware.gpu",
-    "hardware.gpu_count",
-    "hardware.gpu_capability",
-    "hardware.gpu_memory",
-    "hardware.gpu_topology",
-    "hardware.gpu_clocks",
-    "hardware.cpu_isa",
-    "hardware.cpu_model",
-    "hardware.cpu_cores",
-    "hardware.memory",
-    "hardware.machine",
-)
-
 # The same architecture has another name on each system.
 _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
 def collect() -> dict[str, FieldValue]:
-    """Return the hardware fields; without a GPU its fields are left out."""
-    processor = cpu()
-    values: dict[str, FieldValue] = {
+    """Return the hardware fields; None for what is unknown, and of GPUs without any."""
+    processor, gpus = cpu(), visible_gpus()
+    return {
+        # Names once each: how many there are is informational, and a field of its own.
+        "hardware.gpu": _each_once(gpu.name for gpu in gpus),
+        "hardware.gpu_count": len(gpus) or None,
+        "hardware.gpu_capability": _each_once(gpu.capability for gpu in gpus),
+        "hardware.gpu_memory": _each_once(str(gpu.memory) for gpu in gpus),
+        "hardware.gpu_topology": topology(),
+        "hardware.gpu_clocks": clocks(),
         "hardware.cpu_isa": processor.isa_text() or None,
         "hardware.cpu_model": processor.model or None,
         "hardware.cpu_cores": cores_text(),
         "hardware.memory": _memory_mib(),
         "hardware.machine": _machine(),
-        **_gpu_fields(),
     }
-    return {name: value for name, value in values.items() if value is not None}
 
 
-def _gpu_fields() -> dict[str, FieldValue]:
-    gpus = visible_gpus()
-    if not gpus:
-        return {}
-    return {
-        # Names once each: how many there are is informational, and a field of its own.
-        "hardware.gpu": ", ".join(dict.fromkeys(gpu.name for gpu in gpus)),
-        "hardware.gpu_count": len(gpus),
-        "hardware.gpu_capability": ", ".join(dict.fromkeys(gpu.capability for gpu in gpus)),
-        "hardware.gpu_memory": ", ".join(dict.fromkeys(str(gpu.memory) for gpu in gpus)),
-        "hardware.gpu_topology": topology(),
-        "hardware.gpu_clocks": clocks(),
-    }
+def _each_once(texts: Iterable[str]) -> str | None:
+    return ", ".join(dict.fromkeys(texts)) or None
 
 
 def _machine() -> str | None:

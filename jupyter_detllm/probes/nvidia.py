@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from typing import Any
 
@@ -57,11 +57,14 @@ def nvml() -> Any:
 def driver_version() -> str | None:
     """Return the driver's version, None without one."""
     lib = nvml()
-    return None if lib is None else _ask(lib, lib.nvmlSystemGetDriverVersion)
+    return None if lib is None else _ask(lib, "nvmlSystemGetDriverVersion")
 
 
-def _ask(lib: Any, function: Any, *args: object) -> Any:
-    """Return an answer of the library; None where this GPU or driver has none."""
+def _ask(lib: Any, name: str, *args: object) -> Any:
+    """Return an answer of the library; None where it, this GPU or driver has none."""
+    function = getattr(lib, name, None)  # an older library lacks some
+    if function is None:
+        return None
     try:
         value = function(*args)
     except lib.NVMLError:
@@ -71,8 +74,8 @@ def _ask(lib: Any, function: Any, *args: object) -> Any:
 
 def _visible_handles(lib: Any) -> list[Any]:
     """Return handles of the devices that CUDA_VISIBLE_DEVICES leaves, in its order."""
-    count = _ask(lib, lib.nvmlDeviceGetCount) or 0
-    handles = [_ask(lib, lib.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+    count = _ask(lib, "nvmlDeviceGetCount") or 0
+    handles = [_ask(lib, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [handle for handle in handles if handle is not None]
@@ -84,7 +87,7 @@ def _visible_handles(lib: Any) -> list[Any]:
         elif item.startswith("GPU-"):
             handle = _by_uuid_prefix(lib, handles, item)
         elif item.startswith("MIG-"):
-            handle = _ask(lib, lib.nvmlDeviceGetHandleByUUID, item)
+            handle = _ask(lib, "nvmlDeviceGetHandleByUUID", item)
         if handle is None:
             break  # CUDA, too, stops at the first entry that names no device
         out.append(handle)
@@ -92,7 +95,7 @@ def _visible_handles(lib: Any) -> list[Any]:
 
 
 def _by_uuid_prefix(lib: Any, handles: list[Any], prefix: str) -> Any:
-    found = [h for h in handles if str(_ask(lib, lib.nvmlDeviceGetUUID, h)).startswith(prefix)]
+    found = [h for h in handles if str(_ask(lib, "nvmlDeviceGetUUID", h)).startswith(prefix)]
     return found[0] if len(found) == 1 else None
 
 
@@ -115,7 +118,7 @@ def gpu_ids() -> tuple[str, ...]:
     lib = nvml()
     if lib is None:
         return ()
-    found = (_ask(lib, lib.nvmlDeviceGetUUID, gpu.handle) for gpu in visible_gpus())
+    found = (_ask(lib, "nvmlDeviceGetUUID", gpu.handle) for gpu in visible_gpus())
     return tuple(str(uuid) for uuid in found if uuid is not None)
 
 
@@ -124,7 +127,7 @@ def gpu_memory() -> tuple[tuple[int, int], ...]:
     lib = nvml()
     if lib is None:
         return ()
-    found = (_ask(lib, lib.nvmlDeviceGetMemoryInfo, gpu.handle) for gpu in visible_gpus())
+    found = (_ask(lib, "nvmlDeviceGetMemoryInfo", gpu.handle) for gpu in visible_gpus())
     return tuple((int(info.used), int(info.total)) for info in found if info and info.total)
 
 
@@ -140,10 +143,10 @@ def _chip(name: str) -> str:
 
 
 def _describe(lib: Any, handle: Any) -> Gpu:
-    capability = _ask(lib, lib.nvmlDeviceGetCudaComputeCapability, handle)
-    memory = _ask(lib, lib.nvmlDeviceGetMemoryInfo, handle)
+    capability = _ask(lib, "nvmlDeviceGetCudaComputeCapability", handle)
+    memory = _ask(lib, "nvmlDeviceGetMemoryInfo", handle)
     return Gpu(
-        name=_chip(str(_ask(lib, lib.nvmlDeviceGetName, handle) or "unknown")),
+        name=_chip(str(_ask(lib, "nvmlDeviceGetName", handle) or "unknown")),
         capability=".".join(map(str, capability)) if capability else "unknown",
         memory=int(memory.total) // 2**20 if memory else 0,
         handle=handle,
@@ -165,18 +168,19 @@ def topology() -> str | None:
     lib, gpus = nvml(), visible_gpus()
     if lib is None or len(gpus) < 2:
         return None
-    kinds = set()
-    for index, left in enumerate(gpus):
-        for right in gpus[index + 1 :]:
-            kinds.add(_link(lib, left.handle, right.handle))
-    return ", ".join(sorted(kinds))
+    pairs = combinations((gpu.handle for gpu in gpus), 2)
+    return ", ".join(sorted({_link(lib, left, right) for left, right in pairs}))
+
+
+def _have_nvlink(lib: Any, left: Any, right: Any) -> bool:
+    nvlink = _ask(lib, "nvmlDeviceGetP2PStatus", left, right, lib.NVML_P2P_CAPS_INDEX_NVLINK)
+    return bool(nvlink == lib.NVML_P2P_STATUS_OK)
 
 
 def _link(lib: Any, left: Any, right: Any) -> str:
-    nvlink = _ask(lib, lib.nvmlDeviceGetP2PStatus, left, right, lib.NVML_P2P_CAPS_INDEX_NVLINK)
-    if nvlink == lib.NVML_P2P_STATUS_OK:
+    if _have_nvlink(lib, left, right):
         return "NVLink"
-    level = _ask(lib, lib.nvmlDeviceGetTopologyCommonAncestor, left, right)
+    level = _ask(lib, "nvmlDeviceGetTopologyCommonAncestor", left, right)
     return _LINKS.get(level, "other node" if level is not None else "unknown")
 
 
@@ -187,9 +191,9 @@ def clocks() -> str | None:
         return None
     shown = []
     for gpu in gpus:
-        sm = _ask(lib, lib.nvmlDeviceGetClockInfo, gpu.handle, lib.NVML_CLOCK_SM)
-        memory = _ask(lib, lib.nvmlDeviceGetClockInfo, gpu.handle, lib.NVML_CLOCK_MEM)
-        reasons = _ask(lib, lib.nvmlDeviceGetCurrentClocksThrottleReasons, gpu.handle) or 0
+        sm = _ask(lib, "nvmlDeviceGetClockInfo", gpu.handle, lib.NVML_CLOCK_SM)
+        memory = _ask(lib, "nvmlDeviceGetClockInfo", gpu.handle, lib.NVML_CLOCK_MEM)
+        reasons = _ask(lib, "nvmlDeviceGetCurrentClocksThrottleReasons", gpu.handle) or 0
         idle = getattr(lib, "nvmlClocksThrottleReasonGpuIdle", 1)
         shown.append(f"{sm}/{memory} MHz{' throttled' if reasons & ~idle else ''}")
     return ", ".join(dict.fromkeys(shown))
@@ -225,30 +229,22 @@ def gpu_links(uuids: Sequence[str]) -> str | None:
     return "; ".join(f"{kind} ({n} pair{'s' * (n > 1)})" for kind, n in counts.items())
 
 
-def _ask_link(lib: Any, function: Any, *args: object) -> Any:
-    try:
-        return function(*args)
-    except lib.NVMLError:
-        return None
-
-
 def _link_handle(lib: Any, uuid: str) -> Any:
     # torch gives the bare UUID, the driver's library wants its kind before it.
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-    return _ask_link(lib, lib.nvmlDeviceGetHandleByUUID, name)
+    return _ask(lib, "nvmlDeviceGetHandleByUUID", name)
 
 
 def _link_between(lib: Any, left: Any, right: Any) -> str:
-    status = _ask_link(lib, lib.nvmlDeviceGetP2PStatus, left, right, lib.NVML_P2P_CAPS_INDEX_NVLINK)
-    if status == lib.NVML_P2P_STATUS_OK:
+    if _have_nvlink(lib, left, right):
         count = min(_link_active(lib, left), _link_active(lib, right))
         return f"NVLink, {count} links" if count else "NVLink"
-    level = _ask_link(lib, lib.nvmlDeviceGetTopologyCommonAncestor, left, right)
+    level = _ask(lib, "nvmlDeviceGetTopologyCommonAncestor", left, right)
     return _PCIE.get(level, "unknown")
 
 
 def _link_active(lib: Any, handle: Any) -> int:
-    states = (_ask_link(lib, lib.nvmlDeviceGetNvLinkState, handle, i) for i in range(_MOST_LINKS))
+    states = (_ask(lib, "nvmlDeviceGetNvLinkState", handle, i) for i in range(_MOST_LINKS))
     return sum(state == lib.NVML_FEATURE_ENABLED for state in states)
 
 
@@ -310,21 +306,8 @@ def gpu_health() -> tuple[GpuHealth, ...]:
     )
 
 
-def _health_asker(lib: Any) -> Callable[..., Any]:
-    def ask(name: str, *args: object) -> Any:
-        function = getattr(lib, name, None)
-        if function is None:
-            return None  # an older library
-        try:
-            return function(*args)
-        except lib.NVMLError:
-            return None
-
-    return ask
-
-
 def _health_of(lib: Any, handle: Any, label: str) -> GpuHealth:
-    ask = _health_asker(lib)
+    ask = partial(_ask, lib)
     ecc = ask("nvmlDeviceGetEccMode", handle)
     mig = ask("nvmlDeviceGetMigMode", handle)
     processes = ask("nvmlDeviceGetComputeRunningProcesses", handle)

@@ -25,7 +25,6 @@ from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.probes.nvidia import driver_version
 
 __all__ = [
-    "FIELD_NAMES",
     "REMOVE_VISION",
     "Distribution",
     "build_kinds",
@@ -135,8 +134,8 @@ REMOVE_VISION = "pip uninstall -y torchvision torchaudio torchcodec"
 
 def misfit(
     vision: str | None, torch: str | None, requires: Sequence[str], builds: Mapping[str, str]
-) -> str:
-    """Return why torchvision cannot be imported beside torch; "" where nothing says so.
+) -> str | None:
+    """Return why torchvision cannot be imported beside torch; None where nothing says so.
 
     Parameters
     ----------
@@ -148,7 +147,7 @@ def misfit(
         What they were built for (`build_kinds`).
     """
     if vision is None:
-        return ""
+        return None
     if torch is None:
         return f"torchvision {vision} is installed without torch"
     wanted = next(filter(None, map(_required_torch, requires)), None)
@@ -157,10 +156,10 @@ def misfit(
     # A CPU build beside a CUDA torch can be imported; the other way round it cannot.
     if (builds.get("torchvision"), builds.get("torch")) == ("cuda", "cpu"):
         return "torchvision is built for cuda, torch for cpu"
-    return ""
+    return None
 
 
-def misfit_here() -> str:
+def misfit_here() -> str | None:
     """Return the `misfit` of what is installed here."""
     vision, torch = dist_version("torchvision"), dist_version("torch")
     return misfit(
@@ -224,30 +223,11 @@ _CUDNN = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11")
 _TRITON = ("triton", "pytorch-triton", "triton-cpu", "triton-windows")
 _FLASHINFER = ("flashinfer-python", "flashinfer")
 
-FIELD_NAMES = (
-    "software.vllm",
-    "software.vllm_build",
-    "software.torch",
-    "software.cuda",
-    "software.cudnn",
-    "software.triton",
-    "software.flashinfer",
-    "software.driver",
-    "software.transformers",
-    "software.tokenizers",
-    "software.numpy",
-    "software.python",
-    "software.packages",
-    "software.os",
-    "software.jupyter_detllm",
-    "software.cxx_compiler",
-)
-
 
 def collect() -> dict[str, FieldValue]:
-    """Return the software fields; what is not installed is left out."""
+    """Return the software fields; what is not installed is None."""
     torch = build_values("torch", "torch/version.py")
-    values: dict[str, FieldValue] = {
+    return {
         "software.vllm": _version(*_VLLM),
         "software.vllm_build": _vllm_build(),
         # Its own file names the build (2.11.0+cu130) where the distribution may not.
@@ -266,7 +246,6 @@ def collect() -> dict[str, FieldValue]:
         "software.jupyter_detllm": __version__,
         "software.cxx_compiler": _cxx_compiler(),
     }
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _version(*names: str) -> str | None:

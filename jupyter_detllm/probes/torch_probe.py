@@ -10,38 +10,29 @@ from typing import Any
 
 from jupyter_detllm.core.fingerprint import FieldValue
 
-__all__ = ["FIELD_NAMES", "built_with", "collect", "openmp_runtimes"]
-
-FIELD_NAMES = (
-    "torch.threads",
-    "torch.blas",
-    "torch.cpu_capability",
-    "torch.deterministic_algorithms",
-    "torch.float32_matmul_precision",
-    "torch.cudnn_flags",
-    "torch.reduced_precision",
-)
+__all__ = ["built_with", "collect", "openmp_runtimes"]
 
 _MODES = ("off", "warn", "error")
 _RUNTIMES = re.compile(r"/(lib(?:gomp|iomp5|omp))[-.][^/\n]*$", re.MULTILINE)
 
 
 def collect() -> dict[str, FieldValue]:
-    """Return torch's fields, none when torch is not imported."""
+    """Return torch's fields, none when torch is not imported; None for those of CUDA without it."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_num_threads"):
         return {}
-    values: dict[str, FieldValue] = {
+    with_cuda = torch.version.cuda is not None
+    return {
         "torch.threads": torch.get_num_threads(),
         "torch.blas": _blas(torch),
         "torch.cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "torch.deterministic_algorithms": _MODES[torch.get_deterministic_debug_mode()],
         "torch.float32_matmul_precision": _float32_precision(torch),
+        "torch.cudnn_flags": _cudnn_flags(torch.backends.cudnn) if with_cuda else None,
+        "torch.reduced_precision": (
+            _reduced_precision(torch.backends.cuda.matmul) if with_cuda else None
+        ),
     }
-    if torch.version.cuda is not None:
-        values["torch.cudnn_flags"] = _cudnn_flags(torch.backends.cudnn)
-        values["torch.reduced_precision"] = _reduced_precision(torch.backends.cuda.matmul)
-    return values
 
 
 def _float32_precision(torch: Any) -> str:

@@ -33,7 +33,7 @@ class Shape:
         return f"<{self.tag}{attributes}>{content}</{self.tag}>"
 
 
-def shape(tag: str, text: str = "", **attributes: str | float) -> Shape:
+def shape(tag: str, text: str = "", /, **attributes: str | float) -> Shape:
     """Return a shape; ``text_anchor`` is the attribute ``text-anchor``, ``class_`` is ``class``."""
     return Shape(
         tag,

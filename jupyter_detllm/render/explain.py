@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from jupyter_detllm.core.compare import Comparison, Divergence, EvidenceState, PairComparison
 from jupyter_detllm.core.evidence import MarginClass
+from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
 from jupyter_detllm.core.generation import Generation, GenerationRequest
 from jupyter_detllm.core.levels import Level
@@ -124,10 +125,8 @@ def _update(cell: CellReport) -> str:
     fields = facts_of(previous, reference).fields if previous and reference else ()
     if not fields:
         return ""
-    first = fields[0]
-    sides = f"{field_value(first.left)} -> {field_value(first.right)}"
     more = f" and {len(fields) - 1} more" if len(fields) > 1 else ""
-    return f" (it changed {clip(visible(first.name), 40)}: {sides}{more})"
+    return f" (it changed {_change(fields[0])}{more})"
 
 
 def _difference(cell: CellReport, labels: tuple[str, str], shown: int) -> list[Line]:
@@ -158,14 +157,18 @@ def _cause(fields: tuple[FieldDiff, ...], shown: int) -> list[Line]:
         return [Line("cause", "none differ: every numerics field is equal")]
     lines = []
     for index, diff in enumerate(fields[:shown]):
-        label = "" if index else "cause"
-        sides = f"{field_value(diff.left)} -> {field_value(diff.right)}"
-        lines.append(Line(label, f"{clip(visible(diff.name), 40)}: {sides}"))
+        lines.append(Line("" if index else "cause", _change(diff)))
         if index == 0:
             lines.append(Line("", clip(visible(diff.why), 110)))
     if len(fields) > shown:
         lines.append(Line("", f"and {len(fields) - shown} more (--json lists them)"))
     return lines
+
+
+def _change(diff: FieldDiff, mark: str = "") -> str:
+    """Return ``name: left -> right`` of a field."""
+    sides = f"{field_value(diff.left)} -> {field_value(diff.right)}"
+    return f"{clip(visible(diff.name), 40)}{mark}: {sides}"
 
 
 def field_value(value: FieldValue) -> str:
@@ -201,7 +204,7 @@ def _prompt(request: GenerationRequest) -> str | None:
 
 
 def _context(generation: Generation, position: int) -> str:
-    before = _bytes_before(generation, position)
+    before = generation.bytes_before(position)
     if not before:
         return "(at the start of the text)"
     tail = before[-8 * _COLUMNS :]
@@ -209,13 +212,6 @@ def _context(generation: Generation, position: int) -> str:
         # Do not begin in the middle of a character.
         tail = tail.lstrip(bytes(range(0x80, 0xC0)))
     return quoted(clip_left(token_text(tail), _COLUMNS))
-
-
-def _bytes_before(generation: Generation, position: int) -> bytes:
-    data = generation.text.encode("utf-8", "replace")
-    if position >= len(generation.offsets):
-        return data
-    return data[: generation.offsets[position]]
 
 
 def _side(generation: Generation, position: int) -> str:
@@ -326,15 +322,20 @@ def _recorded_side(cell: CellReport) -> str:
 
 
 def _about_drift(cell: CellReport, path: str) -> str:
-    align = next((d.align for d in cell.outcome.facts.fields if d.align), None)
-    return f"{visible(align)}; or {_promote_command(path)}" if align else _promote_command(path)
+    align = _alignment(cell)
+    return f"{align}; or {_promote_command(path)}" if align else _promote_command(path)
+
+
+def _alignment(cell: CellReport) -> str | None:
+    """Return how to make the likeliest field that differs agree; None where nothing is known."""
+    return next((visible(d.align) for d in cell.outcome.facts.fields if d.align), None)
 
 
 def _between(cell: CellReport) -> str | None:
     """Return what to do about two sides of a comparison."""
     if cell.verdict is Verdict.DRIFT:
-        align = next((d.align for d in cell.outcome.facts.fields if d.align), None)
-        return f"{visible(align)}, then compare again" if align else None
+        align = _alignment(cell)
+        return f"{align}, then compare again" if align else None
     if cell.verdict is Verdict.DIVERGED:
         return _about_divergence(cell)
     if cell.verdict is Verdict.TOKENS_MATCH:
@@ -350,9 +351,9 @@ def _between(cell: CellReport) -> str | None:
 def _after_replay(cell: CellReport, path: str) -> str | None:
     """Return what to do about a cell whose present side stands in no file."""
     if cell.verdict is Verdict.DRIFT:
-        align = next((d.align for d in cell.outcome.facts.fields if d.align), None)
+        align = _alignment(cell)
         renew = f"{command('rerun --save', path)} and {command('stamp --update all', path)}"
-        return f"{visible(align)}; or {renew}" if align else renew
+        return f"{align}; or {renew}" if align else renew
     if cell.verdict is Verdict.TOKENS_MATCH:
         return None if cell.accepted else "accept it with --policy tokens"
     if cell.verdict is Verdict.NOT_COMPARABLE:
@@ -424,10 +425,8 @@ def _group_lines(found: EnvironmentReport, notebook: NotebookReport, *, several:
 
 
 def _field_line(mark: str, diff: FieldDiff) -> list[str]:
-    sides = f"{field_value(diff.left)} -> {field_value(diff.right)}"
-    role = " (identity)" if diff.role.value == "identity" else ""
-    lines = [f"{mark} {clip(visible(diff.name), 40)}{role}: {sides}"]
-    lines.append(f"    {clip(visible(diff.why), 110)}")
+    change = _change(diff, " (identity)" if diff.role is Role.IDENTITY else "")
+    lines = [f"{mark} {change}", f"    {clip(visible(diff.why), 110)}"]
     if diff.align:
         lines.append(f"    align: {clip(visible(diff.align), 110)}")
     return lines
@@ -540,9 +539,6 @@ def _field_changes(facts: Facts) -> list[str]:
     same = comparison is None or comparison.complete
     # Other requests are another batch: that is said already.
     fields = [diff for diff in facts.fields if same or diff.name != "engine.batch"]
-    shown = [
-        f"{clip(visible(diff.name), 40)}: {field_value(diff.left)} -> {field_value(diff.right)}"
-        for diff in fields[:_CHANGED_FIELDS]
-    ]
+    shown = [_change(diff) for diff in fields[:_CHANGED_FIELDS]]
     more = len(fields) - _CHANGED_FIELDS
     return [*shown, f"and {more} more fields"] if more > 0 else shown

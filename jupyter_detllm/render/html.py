@@ -369,7 +369,7 @@ def texts_html(pair: PairComparison, labels: tuple[str, str]) -> str:
     left, right = pair.reference, pair.actual
     if pair.divergence is not None:
         at = pair.divergence.position
-        prefix = left.text.encode("utf-8", "replace")[: _start(left, at)]
+        prefix = left.bytes_before(at)
         common = _tail(prefix, _PREFIX) if prefix else '<span class="muted">(no text)</span>'
         sides = (_from(left, at), _from(right, at))
         return f'<p class="side">in common</p><pre class="prefix">{common}</pre>' + _sides(
@@ -392,12 +392,6 @@ def _sides(bodies: tuple[str, str], labels: tuple[str, str]) -> str:
         for label, body in zip(labels, bodies, strict=True)
     )
     return f'<div class="sides">{cells}</div>'
-
-
-def _start(generation: Generation, position: int) -> int:
-    if position < len(generation.offsets):
-        return generation.offsets[position]
-    return len(generation.text.encode("utf-8", "replace"))
 
 
 def _from(generation: Generation, position: int) -> str:
@@ -474,11 +468,9 @@ def _points(evidence: TokenEvidence | None, end: int | None) -> list[_ChartPoint
     """Return margins by position, the smallest of each bucket where there are many."""
     if evidence is None:
         return []
-    positions = evidence.positions if evidence.positions is not None else range(evidence.tokens)
     size = max(1, math.ceil(evidence.tokens / _BUCKETS))
     best: dict[int, _ChartPoint] = {}
-    rows = zip(positions, evidence.chosen, evidence.runner_up, evidence.runner_up_ids, strict=True)
-    for position, chosen, runner_up, runner in rows:
+    for position, chosen, runner_up, runner in evidence.rows():
         margin = abs(chosen - runner_up)
         if runner < 0 or math.isnan(margin) or (end is not None and position > end):
             continue

@@ -22,7 +22,7 @@ from jupyter_detllm.metering.measures import (
 from jupyter_detllm.probes.memory import MemoryUse
 from jupyter_detllm.render.cell import preformatted
 from jupyter_detllm.render.chart import Chart, Shape, curve, shape
-from jupyter_detllm.render.visible import clip, visible
+from jupyter_detllm.render.visible import aligned, clip, visible
 
 __all__ = [
     "kernel_line",
@@ -146,10 +146,8 @@ def _label(cell: CellMetrics) -> str:
 
 def _table(metrics: Metrics) -> list[str]:
     head = ("cell", "level", "tokens", "tokens/s", "p99 request", "p99 token", "cached", "")
-    rows = [head, *(_row(metrics, cell) for cell in metrics.cells[-_LISTED:])]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = aligned([head, *(_row(metrics, cell) for cell in metrics.cells[-_LISTED:])])
     left = len(metrics.cells) - _LISTED
-    lines = [_padded(row, widths) for row in rows]
     return [*lines, f"  and {left} earlier"] if left > 0 else lines
 
 
@@ -165,11 +163,6 @@ def _row(metrics: Metrics, cell: CellMetrics) -> tuple[str, ...]:
         str(found.cache_hits),
         "!" if metrics.crossed_by(cell) else "",
     )
-
-
-def _padded(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
-    return f"  {'  '.join(cells)}".rstrip()
 
 
 _WIDTH, _HEIGHT = 480, 152

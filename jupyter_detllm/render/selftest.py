@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 from jupyter_detllm.engines.selftest import Row, SelfTest
 from jupyter_detllm.invariance.base import KernelRow
-from jupyter_detllm.render.visible import visible
+from jupyter_detllm.render.visible import aligned, visible
 from jupyter_detllm.verify.probing import Probing
 
 __all__ = ["probing_json", "probing_text", "table_text"]
@@ -19,10 +18,10 @@ def table_text(test: SelfTest) -> str:
     lines = [f"batch invariance with method {test.method}: {verdict}"]
     if test.kernels:
         rows = [("kernel", "equal", "first difference"), *map(_kernel, test.kernels)]
-        lines += [*_table(rows), ""]
+        lines += [*aligned(rows), ""]
     if test.rows:
         head = ("composition", "equal", "tokens", "first difference")
-        lines += _table([head, *map(_row, test.rows)])
+        lines += aligned([head, *map(_row, test.rows)])
     if test.reach is not None:
         lines.append(f"  reach: {test.reach}")
     if not test.evidence:
@@ -32,27 +31,17 @@ def table_text(test: SelfTest) -> str:
 
 def _kernel(row: KernelRow) -> tuple[str, ...]:
     first = row.first or ("-" if row.held else "nothing was compared")
-    return (row.name, f"{row.bitwise}/{row.compared}", first)
+    return (visible(row.name), f"{row.bitwise}/{row.compared}", visible(first))
 
 
 def _row(row: Row) -> tuple[str, str, str, str]:
     first = row.first or ("-" if row.reached else "not reached: it did not happen")
     return (
-        row.composition,
+        visible(row.composition),
         f"{row.bitwise}/{row.completions}",
         f"{row.tokens_equal}/{row.completions}",
-        first,
+        visible(first),
     )
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    shown = [tuple(visible(cell) for cell in row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    return [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in shown
-    ]
 
 
 def probing_text(found: Probing) -> str:

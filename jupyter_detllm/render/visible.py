@@ -7,8 +7,18 @@ emoji and their joiners do.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
-__all__ = ["block_text", "clip", "clip_left", "quoted", "token_text", "visible", "width"]
+__all__ = [
+    "aligned",
+    "block_text",
+    "clip",
+    "clip_left",
+    "quoted",
+    "token_text",
+    "visible",
+    "width",
+]
 
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\x1b": "\\x1b"}
 # Joiner and variation selectors make one emoji of several characters.
@@ -97,3 +107,10 @@ def _fitting(text: str, room: int) -> list[str]:
             break
         out.append(char)
     return out
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of visible texts as indented lines, their columns aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = ([text.ljust(w) for text, w in zip(row, widths, strict=True)] for row in rows)
+    return [f"  {'  '.join(row)}".rstrip() for row in cells]

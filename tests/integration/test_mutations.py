@@ -30,7 +30,7 @@ from jupyter_detllm.core.stamp import Call, Stamp
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import DetLLMError
-from tests.builders import cell, notebook, with_actual
+from tests.builders import cell, notebook, with_actual, with_fields
 from tests.fakes import MACHINE, Run
 
 CASES = 1000
@@ -208,7 +208,7 @@ def absent_evidence(run: Run, stamp: Stamp, rng: random.Random) -> Case:
 
 def with_field(stamp: Stamp, name: str, value: str) -> Stamp:
     assert stamp.fingerprint is not None
-    changed = stamp.fingerprint.with_values({name: value})
+    changed = with_fields(stamp.fingerprint, {name: value})
     return replace(stamp, fingerprint=changed, fingerprint_digest=changed.digest)
 
 

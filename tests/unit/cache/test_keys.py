@@ -17,7 +17,7 @@ from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest, PromptKind, Sampling
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import UsageError
-from tests.builders import FIELDS, MODEL
+from tests.builders import FIELDS, MODEL, with_fields
 
 FINGERPRINT = Fingerprint.build(FIELDS)
 SCOPE = Scope(MODEL, Level.INVARIANT, FINGERPRINT.digest)
@@ -59,7 +59,7 @@ def test_other_tokens_or_seeds_give_another_key(tokens: list[int], seeds: list[i
 
 @given(name=st.sampled_from(NUMERICS), value=st.one_of(st.none(), st.integers(), st.text()))
 def test_any_numerics_field_that_differs_gives_another_key(name: str, value: FieldValue) -> None:
-    found = FINGERPRINT.with_values({name: value})
+    found = with_fields(FINGERPRINT, {name: value})
     other = key_of(replace(SCOPE, fingerprint=found.digest), [request()])
     assert (other == KEY) is (value == FIELDS.get(name))
 

@@ -37,6 +37,7 @@ from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.kernel.stamping import Emitted, Recorder
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.render.cell import stamp_html
+from tests.builders import with_fields
 from tests.waiting import HANGS
 
 SAMPLED = SamplingOptions(temperature=0.8, max_tokens=12)
@@ -357,7 +358,7 @@ def test_a_fingerprint_that_changes_meanwhile_keeps_nothing() -> None:
     fingerprint, threads = session.fingerprint, [2]
 
     def present() -> Fingerprint:
-        return fingerprint().with_values({"torch.threads": threads[-1]})
+        return with_fields(fingerprint(), {"torch.threads": threads[-1]})
 
     def other_threads(generation: Generation) -> Generation:
         threads.append(4)

@@ -53,7 +53,7 @@ def test_what_is_put_is_found_again_by_another_process_too(store: TextStore) -> 
     assert value(store, A) == "uno"
     store.drop(A)
     assert store.get(A) is None
-    assert store.problem == ""
+    assert store.problem is None
 
 
 def test_uses_are_counted(store: TextStore) -> None:

@@ -16,6 +16,7 @@ from jupyter_detllm.core.fingerprint import (
     diff_fingerprints,
 )
 from jupyter_detllm.errors import StampError
+from tests.builders import with_fields
 
 NAMES = [row.name for row in FIELDS if row.name != "controls.*"] + ["controls.OMP_NUM_THREADS"]
 field_values = st.none() | st.booleans() | st.integers() | st.text("abc é", max_size=9)
@@ -72,7 +73,7 @@ def test_a_field_without_a_row_is_refused() -> None:
 def test_only_numerics_fields_are_digested(fingerprint: Fingerprint, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(NAMES))
     value = data.draw(field_values)
-    changed = fingerprint.with_values({name: value})
+    changed = with_fields(fingerprint, {name: value})
     spec = spec_of(name)
     assert spec is not None
     differs = fingerprint.values().get(name) != value or (

@@ -25,6 +25,7 @@ from jupyter_detllm.core.stamp import (
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import CanonicalError, StampError
+from tests.builders import with_fields
 from tests.fakes import Run
 
 Path = tuple[str | int, ...]
@@ -116,7 +117,7 @@ def test_a_reference_is_the_stamp_without_its_fingerprint(stored: dict[str, Any]
 def test_identity_fields_stand_in_the_model_not_in_the_fingerprint() -> None:
     stamp = FULL.stamp()
     assert stamp.fingerprint is not None
-    with_identity = stamp.fingerprint.with_values(stamp.model.fields())
+    with_identity = with_fields(stamp.fingerprint, stamp.model.fields())
     stored = replace(stamp, fingerprint=with_identity).to_json()
     assert stored == stamp.to_json()
     kept: Any = stored["fingerprint"]

@@ -17,7 +17,7 @@ from jupyter_detllm.core.levels import LEVEL_VARIABLE, Level
 from jupyter_detllm.core.seeds import MAX_SEED
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.export.kernelspec import (
-    Place,
+    KernelLocation,
     find_kernels,
     install_kernel,
     kernelspec,
@@ -76,7 +76,7 @@ def test_install_list_and_remove(capsys: pytest.CaptureFixture[str]) -> None:
 def test_jupyter_reads_it() -> None:
     from jupyter_client.kernelspec import KernelSpecManager
 
-    found = install_kernel(kernelspec("quiet"), "quiet", Place.USER)
+    found = install_kernel(kernelspec("quiet"), "quiet", KernelLocation.USER)
     spec = KernelSpecManager().get_kernel_spec("quiet")
     assert spec.env == dict(found.environ)
     assert (spec.language, spec.display_name) == ("python", "Python (detllm) quiet")

@@ -18,6 +18,7 @@ from jupyter_detllm.render.bisect import bisect_json, bisect_text
 from jupyter_detllm.verify.bisect import BisectOptions, TrialRun, bisect_cell
 from jupyter_detllm.verify.bisect_plan import BisectReport, Finding, Result
 from tests.bisecting import Machine, view
+from tests.builders import with_fields
 
 ALONE = ((0,), (1,), (2,))
 SCHEMA = json.loads(
@@ -281,7 +282,7 @@ def test_a_notebook_never_chooses_the_model() -> None:
     stamp = machine.record()
     assert stamp.fingerprint is not None
     model = replace(stamp.model, name="somebody/evil")
-    fingerprint = stamp.fingerprint.with_values({"engine.name": "vllm"})
+    fingerprint = with_fields(stamp.fingerprint, {"engine.name": "vllm"})
     theirs = replace(
         stamp, model=model, fingerprint=fingerprint, fingerprint_digest=fingerprint.digest
     )
