@@ -34,7 +34,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from startup import ROOT, machine, versions
 
-from jupyter_detllm.controls.environ import AVAILABLE_LEVELS
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import KEY
 from jupyter_detllm.core.promotion import Update, promote
@@ -103,9 +102,8 @@ def measure(notebooks: int, model: str, folder: Path, skip: frozenset[str]) -> d
     if "bare" not in skip:
         seconds["bare"] = bare(notebooks, model, folder)
     seconds["replay"] = timed([*detllm, "replay", "--quiet", *made])
-    if Level.INVARIANT in AVAILABLE_LEVELS:
-        free = make(notebooks, model, Level.INVARIANT, folder / "invariant")
-        seconds["replay_invariant"] = timed([*detllm, "replay", "--quiet", *free])
+    free = make(notebooks, model, Level.INVARIANT, folder / "invariant")
+    seconds["replay_invariant"] = timed([*detllm, "replay", "--quiet", *free])
     if "rerun" not in skip:
         seconds["rerun"] = timed([*detllm, "rerun", "--quiet", *made])
     if "nbval" not in skip:

@@ -13,7 +13,6 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.probes.platform import Platform
 
 __all__ = [
-    "AVAILABLE_LEVELS",
     "ENV_CONTROLS",
     "NO_EFFECT",
     "RANK_VARIABLES",
@@ -98,9 +97,6 @@ class EnvControl:
             return False
         return self.platform in (None, platform) and bool({"any", engine} & set(self.engines))
 
-
-#: Levels that can be asked for; `invariant` is had where its self-test holds.
-AVAILABLE_LEVELS: tuple[Level, ...] = tuple(Level)
 
 _ALL = frozenset(Level)
 _REPEATABLE = frozenset({Level.REPEATABLE, Level.INVARIANT})

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Mapping, MutableMapping
 
 from jupyter_detllm.controls.environ import (
-    AVAILABLE_LEVELS,
     ENV_CONTROLS,
     NO_EFFECT,
     RECORDED,
@@ -32,25 +31,13 @@ from jupyter_detllm.controls.ledger import (
     shown_variable,
 )
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.errors import ControlError
 from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.probes.process import initial_environment, physical_cores, usable_cpus
 
-__all__ = ["apply", "check_level", "kernel_environment", "observed_events", "take_back"]
+__all__ = ["apply", "kernel_environment", "observed_events", "take_back"]
 
 _RESTART = "restart the kernel and run `%detllm` first"
 _BEFORE_PYTHON = "run `jupyter detllm kernel install` once, and choose that kernel"
-
-
-def check_level(level: Level) -> None:
-    """Refuse a level that cannot be had, in one line that says which can."""
-    if level not in AVAILABLE_LEVELS:
-        names = " or ".join(AVAILABLE_LEVELS)
-        raise ControlError(
-            f"the level '{level}' is not available in this version",
-            expected=names,
-            fix=f"%detllm --level {AVAILABLE_LEVELS[-1]}",
-        )
 
 
 def _requested(control: EnvControl, process: ProcessView) -> str:
@@ -93,13 +80,7 @@ def apply(
         How many processes it computes in.
     platform, environ, modules, initial
         The process; found out where not given.
-
-    Raises
-    ------
-    ControlError
-        For a level that is not available in this version.
     """
-    check_level(level)
     modules = sys.modules if modules is None else modules
     process = ProcessView(
         os.environ if environ is None else environ,
@@ -214,12 +195,10 @@ def _too_late_to_set(control: EnvControl, requested: str, process: ProcessView) 
     )
 
 
-def kernel_environment(
-    level: Level, modifiers: Iterable[Modifier] = (), *, platform: Platform | None = None
-) -> dict[str, str]:
+def kernel_environment(level: Level, *, platform: Platform | None = None) -> dict[str, str]:
     """Return the variables a kernelspec sets before Python starts, with our marker."""
     environ: dict[str, str] = {}
-    apply(level, modifiers, platform=platform, environ=environ, modules={}, initial={})
+    apply(level, platform=platform, environ=environ, modules={}, initial={})
     environ["PYTHONHASHSEED"] = str(control_named("PYTHONHASHSEED").value)
     ours = {name: value for name, value in environ.items() if name != MARKER}
     return {**ours, MARKER: marker_text(ours)}

@@ -84,13 +84,9 @@ def read_attempt(reader: Reader, generations: int) -> Attempt | None:
     if "attempt" not in reader.data:
         return None
     own = reader.sub("attempt")
-    try:
-        kind = ExpectationKind(own.text("kind"))
-    except ValueError:
-        raise StampError(f"{own.where}: 'kind' is unknown") from None
     most = own.integer("most", 1, MAX_TRIES)
     found = Attempt(
-        kind,
+        own.choice("kind", ExpectationKind),
         own.digest("expected"),
         own.integer("number", 1, most),
         most,

@@ -38,6 +38,8 @@ __all__ = [
     "Which",
     "check_cell",
     "check_format",
+    "output_stamp",
+    "own_metadata",
     "read_notebook",
     "since",
 ]
@@ -197,8 +199,13 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def own_metadata(holder: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return our metadata of a notebook or a cell; empty where it has none."""
+    return _mapping(_mapping(holder.get("metadata")).get(KEY))
+
+
 def _fingerprints(notebook: Mapping[str, Any]) -> tuple[dict[str, Fingerprint], list[str]]:
-    meta = _mapping(_mapping(notebook.get("metadata")).get(KEY))
+    meta = own_metadata(notebook)
     found: dict[str, Fingerprint] = {}
     problems = _schema_problems(meta, NOTEBOOK_SCHEMA, "notebook")
     for digest, data in _mapping(meta.get("fingerprints")).items():
@@ -258,14 +265,14 @@ class _Context:
 
 
 def _cell(number: int, cell: JsonObject, context: _Context) -> CellView | None:
-    meta = _mapping(_mapping(cell.get("metadata")).get(KEY))
+    meta = own_metadata(cell)
     problems = _schema_problems(meta, CELL_SCHEMA, "cell")
     source = _text(cell.get("source"))
     if source is None:
         problems.append("the cell's source is not Unicode text")
         source = ""
     line = magic_line(source)
-    stamped, run = _output_stamp(cell)
+    stamped, run = output_stamp(cell)
     if line is None and stamped is None and not meta:
         return None
     tags = _tags(cell)
@@ -300,7 +307,7 @@ def _cell(number: int, cell: JsonObject, context: _Context) -> CellView | None:
     )
 
 
-def _output_stamp(cell: JsonObject) -> tuple[object, str | None]:
+def output_stamp(cell: JsonObject) -> tuple[object, str | None]:
     """Return the last stamp in the cell's outputs, and its run id."""
     outputs = cell.get("outputs")
     for output in reversed(outputs if isinstance(outputs, list) else []):

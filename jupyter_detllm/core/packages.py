@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.fingerprint import PACKAGES_FIELD, Fingerprint
-from jupyter_detllm.core.notebook import KEY, JsonObject, NotebookView
+from jupyter_detllm.core.notebook import KEY, JsonObject, NotebookView, own_metadata
 from jupyter_detllm.core.stamp import Stamp
 
 __all__ = [
@@ -63,7 +63,7 @@ def _is_digest(value: object) -> TypeGuard[str]:
 
 def package_lists(notebook: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the stored lists by digest; one that disagrees with its digest is left out."""
-    stored = _ours(notebook).get(LISTS_KEY)
+    stored = own_metadata(notebook).get(LISTS_KEY)
     found = {}
     for digest, packages in stored.items() if isinstance(stored, dict) else ():
         if _is_list(packages) and list_digest(packages) == digest:
@@ -77,16 +77,10 @@ def keep_package_list(notebook: JsonObject, packages: Sequence[str]) -> JsonObje
     The caller has seen that a stamp of the notebook holds the list's digest.
     """
     lists = {list_digest(packages): list(packages)}
-    if _ours(notebook).get(LISTS_KEY) == lists:
+    if own_metadata(notebook).get(LISTS_KEY) == lists:
         return notebook
-    meta = {**_ours(notebook), LISTS_KEY: lists}
+    meta = {**own_metadata(notebook), LISTS_KEY: lists}
     return {**notebook, "metadata": {**notebook.get("metadata", {}), KEY: meta}}
-
-
-def _ours(notebook: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = notebook.get("metadata")
-    found = metadata.get(KEY) if isinstance(metadata, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 def _is_list(packages: object) -> bool:

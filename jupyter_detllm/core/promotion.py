@@ -20,6 +20,8 @@ from jupyter_detllm.core.notebook import (
     JsonObject,
     NotebookView,
     check_format,
+    output_stamp,
+    own_metadata,
     read_notebook,
 )
 from jupyter_detllm.core.stamp import STAMP_SCHEMA, Stamp, reference_json, source_digest
@@ -93,7 +95,7 @@ def promote(notebook: JsonObject, update: Update) -> tuple[JsonObject, tuple[Cha
 
 
 def _check_schema(notebook: JsonObject) -> None:
-    schema = _ours(notebook).get("schema", NOTEBOOK_SCHEMA)
+    schema = own_metadata(notebook).get("schema", NOTEBOOK_SCHEMA)
     if schema != NOTEBOOK_SCHEMA:
         raise NotebookError(
             f"the notebook's metadata has schema {brief(schema)}",
@@ -143,22 +145,12 @@ def _cell_meta(raw: JsonObject, cell: CellView) -> JsonObject:
     if cell.actual_json is None:
         raise AssertionError("only cells with a stamp are promoted")
     meta: JsonObject = {"schema": CELL_SCHEMA, "reference": reference_json(cell.actual_json)}
-    run = _run_id(raw)
+    _, run = output_stamp(raw)
     if run is not None:
         meta["recorded_run"] = run
     if cell.reference is not None and cell.reference_json is not None:
         meta["previous"] = dict(cell.reference_json)
     return meta
-
-
-def _run_id(raw: JsonObject) -> str | None:
-    for output in reversed(raw.get("outputs", [])):
-        metadata = output.get("metadata") if isinstance(output, dict) else None
-        if isinstance(metadata, dict) and KEY in metadata:
-            run = metadata.get(RUN_KEY)
-            found = run.get("run_id") if isinstance(run, dict) else None
-            return found if isinstance(found, str) else None
-    return None
 
 
 def _metadata(raw: Mapping[str, Any]) -> JsonObject:
@@ -178,10 +170,11 @@ def _shared(notebook: JsonObject, view: NotebookView) -> JsonObject | None:
     """Return the notebook-level metadata that follows from all references."""
     references = [cell.reference for cell in view.cells if cell.reference is not None]
     unreadable = any(
-        cell.reference is None and _metadata_of(notebook, cell).get("reference") is not None
+        cell.reference is None
+        and own_metadata(notebook["cells"][cell.number - 1]).get("reference") is not None
         for cell in view.cells
     )
-    kept = _ours(notebook)
+    kept = dict(own_metadata(notebook))
     if unreadable:
         # What such a reference needs is unknown, so nothing is dropped.
         return kept if not references else {**kept, **_summary(references, view, kept, keep=True)}
@@ -208,15 +201,6 @@ def _summary(
         "fingerprints": {d: found[d] for d in sorted(wanted) if d in found},
         "generations": [str(reference.generation_digest) for reference in references],
     }
-
-
-def _ours(notebook: JsonObject) -> JsonObject:
-    found = _metadata(notebook).get(KEY)
-    return found if isinstance(found, dict) else {}
-
-
-def _metadata_of(notebook: JsonObject, cell: CellView) -> JsonObject:
-    return _ours(notebook["cells"][cell.number - 1])
 
 
 def strip(notebook: JsonObject) -> tuple[JsonObject, tuple[Change, ...]]:

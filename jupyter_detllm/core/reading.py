@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from jupyter_detllm.core.canonical import Digest, parse_float
 from jupyter_detllm.errors import CanonicalError, StampError
 
 __all__ = ["MAX_ITEMS", "MAX_TEXT", "Reader"]
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 MAX_TEXT = 8_000_000
 MAX_ITEMS = 1_000_000
@@ -36,6 +39,15 @@ class Reader:
             raise self._fail(key, "text")
         return value
 
+    def choice(self, key: str, kind: type[_Choice]) -> _Choice:
+        """Return a member of an enumeration of texts."""
+        try:
+            return kind(self.text(key))
+        except ValueError:
+            raise StampError(
+                f"{self.where}: {key!r} is unknown", expected=", ".join(kind)
+            ) from None
+
     def integer(self, key: str, low: int = 0, high: int = 2**53 - 1) -> int:
         """Return an integer between `low` and `high`."""
         return self._integer(key, self.data.get(key), low, high)
@@ -46,9 +58,9 @@ class Reader:
             raise self._fail(key, f"an integer from {low} to {high}")
         return value
 
-    def integers(self, key: str, high: int = 2**31 - 1, low: int = 0) -> tuple[int, ...]:
+    def integers(self, key: str, high: int = 2**31 - 1) -> tuple[int, ...]:
         """Return a list of integers."""
-        return tuple(self._integer(key, item, low, high) for item in self.items(key))
+        return tuple(self._integer(key, item, 0, high) for item in self.items(key))
 
     def big_integer(self, key: str) -> int:
         """Return an integer stored as a decimal string (a seed)."""

@@ -113,7 +113,7 @@ def _stamp(
     reach, beyond = _reach(reader)
     return Stamp(
         name=reader.text("name"),
-        level=_enum(Level, reader, "level"),
+        level=reader.choice("level", Level),
         source=reader.digest("source"),
         model=_model(reader.sub("model")),
         fingerprint=_fingerprint(reader, digest, fingerprints, seen),
@@ -142,13 +142,6 @@ def _calls(reader: Reader) -> tuple[Call, ...]:
     calls = tuple(_call(call) for call in stored)
     check_attempts([call.attempt for call in calls], reader.where)
     return calls
-
-
-def _enum(kind: type[Level], reader: Reader, key: str) -> Level:
-    try:
-        return kind(reader.text(key))
-    except ValueError:
-        raise StampError(f"{reader.where}: {key!r} is unknown", expected=", ".join(kind)) from None
 
 
 def _fingerprint(
@@ -207,10 +200,7 @@ def _cached(reader: Reader, requests: int) -> tuple[int, ...]:
 
 def read_request(reader: Reader) -> GenerationRequest:
     """Read the stored form of a request; raise `StampError` where it is malformed."""
-    try:
-        kind = PromptKind(reader.text("kind"))
-    except ValueError:
-        raise StampError(f"{reader.where}: 'kind' is unknown") from None
+    kind = reader.choice("kind", PromptKind)
     request = GenerationRequest(
         prompt=_prompt(reader, kind),
         prompt_tokens=reader.digest("prompt_tokens"),

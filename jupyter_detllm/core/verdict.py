@@ -98,10 +98,6 @@ class Rule:
     reasons: Callable[[Facts], tuple[str, ...] | None]
 
 
-def _problems(facts: Facts) -> tuple[str, ...] | None:
-    return facts.problems or None
-
-
 def _no_reference(facts: Facts) -> tuple[str, ...] | None:
     if facts.has_reference:
         return None
@@ -123,10 +119,6 @@ def _same_run(facts: Facts) -> tuple[str, ...] | None:
     if not facts.same_run:
         return None
     return ("the output is the run that was promoted: nothing was compared",)
-
-
-def _incomparable(facts: Facts) -> tuple[str, ...] | None:
-    return facts.incomparable or None
 
 
 def _other_requests(facts: Facts) -> tuple[str, ...] | None:
@@ -184,17 +176,13 @@ def _tokens_match(facts: Facts) -> tuple[str, ...] | None:
     return (f"tokens are equal; logprobs differ{gap}", *facts.possible_causes)
 
 
-def _nothing(facts: Facts) -> tuple[str, ...] | None:
-    return ("nothing was compared",)
-
-
 RULES: tuple[Rule, ...] = (
-    Rule("problem", Verdict.ERROR, _problems),
+    Rule("problem", Verdict.ERROR, lambda facts: facts.problems or None),
     Rule("no-reference", Verdict.UNSTAMPED, _no_reference),
     Rule("no-actual", Verdict.UNSTAMPED, _no_actual),
     Rule("source-changed", Verdict.STALE, _source_changed),
     Rule("same-run", Verdict.RECORDED, _same_run),
-    Rule("incomparable", Verdict.NOT_COMPARABLE, _incomparable),
+    Rule("incomparable", Verdict.NOT_COMPARABLE, lambda facts: facts.incomparable or None),
     Rule("other-requests", Verdict.STALE, _other_requests),
     Rule("drift", Verdict.DRIFT, _drift),
     Rule("diverged", Verdict.DIVERGED, _diverged),
@@ -202,7 +190,7 @@ RULES: tuple[Rule, ...] = (
     Rule("match", Verdict.MATCH, _match),
     Rule("tokens-match", Verdict.TOKENS_MATCH, _tokens_match),
     # Reached only when neither rule above found anything to compare.
-    Rule("nothing-compared", Verdict.ERROR, _nothing),
+    Rule("nothing-compared", Verdict.ERROR, lambda _: ("nothing was compared",)),
 )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from jupyter_detllm.controls.guard import kernel_environment
 from jupyter_detllm.controls.ledger import KERNEL_VARIABLE, KernelMark
 from jupyter_detllm.core.canonical import Json
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import DEFAULT_LEVEL, Level
 from jupyter_detllm.core.seeds import MAX_SEED
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.probes.platform import Platform
@@ -90,7 +90,6 @@ def kernelspec(
     name: str,
     *,
     level: Level | None = None,
-    default_level: Level = Level.INVARIANT,
     seed: int | None = None,
     platform: Platform | None = None,
 ) -> dict[str, Json]:
@@ -101,7 +100,7 @@ def kernelspec(
     name
         Lower-case letters, digits, dot, dash and underscore.
     level
-        Level of its sessions; None leaves it open and sets what `default_level` asks for.
+        Level of its sessions; None leaves it open and sets what the default level asks for.
     seed
         Root seed of its sessions; None leaves it to the default.
     platform
@@ -113,7 +112,7 @@ def kernelspec(
         For a name or a seed that does not fit.
     """
     _check(name, seed)
-    environ = kernel_environment(level or default_level, platform=platform)
+    environ = kernel_environment(level or DEFAULT_LEVEL, platform=platform)
     environ[KERNEL_VARIABLE] = KernelMark(name, level, seed).text()
     shown = f"Python (detllm{'' if level is None else f', {level}'})"
     ours: dict[str, Json] = {

@@ -9,11 +9,10 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.probes.nvidia import clocks, topology, visible_gpus
-from jupyter_detllm.probes.process import physical_cores, usable_cpus
+from jupyter_detllm.probes.process import cpuinfo, main_memory, physical_cores, usable_cpus
 
 __all__ = ["Cpu", "collect", "cpu", "parse_cpuinfo", "parse_sysctl"]
 
@@ -55,11 +54,8 @@ def cpu() -> Cpu:
     """Return the processor; what the platform does not tell is empty."""
     if sys.platform == "darwin":
         return _from_sysctl()
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return Cpu("", platform.processor(), frozenset())
-    return parse_cpuinfo(text)
+    text = cpuinfo()
+    return parse_cpuinfo(text) if text else Cpu("", platform.processor(), frozenset())
 
 
 def parse_cpuinfo(text: str) -> Cpu:
@@ -114,7 +110,7 @@ _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 def collect() -> dict[str, FieldValue]:
     """Return the hardware fields; None for what is unknown, and of GPUs without any."""
-    processor, gpus = cpu(), visible_gpus()
+    processor, gpus, memory = cpu(), visible_gpus(), main_memory()
     return {
         # Names once each: how many there are is informational, and a field of its own.
         "hardware.gpu": _each_once(gpu.name for gpu in gpus),
@@ -126,7 +122,7 @@ def collect() -> dict[str, FieldValue]:
         "hardware.cpu_isa": processor.isa_text() or None,
         "hardware.cpu_model": processor.model or None,
         "hardware.cpu_cores": cores_text(),
-        "hardware.memory": _memory_mib(),
+        "hardware.memory": memory // 2**20 if memory else None,
         "hardware.machine": _machine(),
     }
 
@@ -138,11 +134,3 @@ def _each_once(texts: Iterable[str]) -> str | None:
 def _machine() -> str | None:
     name = platform.machine().lower()
     return _MACHINES.get(name, name) or None
-
-
-@cache
-def _memory_mib() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
-    except (AttributeError, ValueError, OSError):
-        return None  # Windows has no sysconf

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from jupyter_detllm.probes.nvidia import gpu_memory
+from jupyter_detllm.probes.process import main_memory
 
 __all__ = ["MemoryUse", "memory_use"]
 
@@ -65,12 +65,9 @@ def _resident() -> tuple[int, int] | None:
 
 def _main_memory() -> int:
     """Return the main memory that this process may have; 0 where unknown."""
-    try:
-        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 0
     limits = [limit for path in _LIMITS if (limit := _limit(Path(path)))]
-    return min([physical, *limits])
+    physical = main_memory()
+    return min([physical, *limits]) if physical else 0
 
 
 def _limit(path: Path) -> int:

@@ -17,9 +17,11 @@ from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.redact import REDACTED, looks_secret, redact_text
 
 __all__ = [
+    "cpuinfo",
     "hash_seed_in_force",
     "home_and_user",
     "initial_environment",
+    "main_memory",
     "parent_interpreter",
     "physical_cores",
     "shown_option",
@@ -79,16 +81,28 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
+def main_memory() -> int | None:
+    """Return the machine's main memory in bytes; None where the system has no `sysconf`."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def cpuinfo() -> str:
+    """Return the text of ``/proc/cpuinfo``; empty where there is none."""
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 @cache
 def physical_cores() -> int:
     """Return how many physical cores the machine has; logical CPUs where unknown."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return os.cpu_count() or 1
     cores = set()
     socket = ""
-    for line in text.splitlines():
+    for line in cpuinfo().splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "physical id":
             socket = value.strip()

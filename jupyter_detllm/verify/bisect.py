@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from jupyter_detllm.controls.environ import AVAILABLE_LEVELS
 from jupyter_detllm.controls.ledger import MARKER
 from jupyter_detllm.controls.seeding import SEED_VARIABLE
 from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls, goes_beyond
@@ -538,14 +537,14 @@ class _Bisection:
         self._out_of_reach = tuple(
             diff
             for diff in diffs
-            if aligned(diff, self._base.engine, self._platform, AVAILABLE_LEVELS) is None
+            if aligned(diff, self._base.engine, self._platform, tuple(Level)) is None
         )
         trials = plan(
             self._base,
             unchanged.fingerprint or Fingerprint({}),
             diffs,
             platform=self._platform,
-            levels=AVAILABLE_LEVELS,
+            levels=tuple(Level),
             only=self._options.only,
         )
         tried = {self._key(self._base)}

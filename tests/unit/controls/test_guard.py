@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from jupyter_detllm.controls import guard
 from jupyter_detllm.controls.environ import Event, Modifier, control_named
-from jupyter_detllm.controls.guard import apply, check_level, kernel_environment, observed_events
+from jupyter_detllm.controls.guard import apply, kernel_environment, observed_events
 from jupyter_detllm.controls.ledger import (
     MARKER,
     UNKNOWN,
@@ -19,7 +18,6 @@ from jupyter_detllm.controls.ledger import (
 )
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.errors import ControlError
 from jupyter_detllm.probes.platform import Platform
 
 CPU, CUDA = Platform.CPU, Platform.CUDA
@@ -310,21 +308,6 @@ def test_a_secret_in_a_recorded_variable_is_not_recorded() -> None:
 
 
 # -- levels, fields, kernelspecs ----------------------------------------------
-
-
-def test_a_level_that_is_not_there_is_refused_in_one_line_before_anything_is_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(guard, "AVAILABLE_LEVELS", (Level.SEEDED, Level.REPEATABLE))
-    environ: dict[str, str] = {}
-    with pytest.raises(ControlError) as caught:
-        run(environ, level=Level.INVARIANT)
-    assert environ == {}
-    line = str(caught.value)
-    assert "\n" not in line
-    assert "repeatable" in line
-    for level in (Level.SEEDED, Level.REPEATABLE):
-        check_level(level)
 
 
 def test_fields_have_rows_in_the_fingerprint() -> None:

@@ -18,7 +18,6 @@ from jupyter_detllm.core.stamp import Stamp, source_digest
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.engines.base import Progress, SamplingOptions
 from jupyter_detllm.errors import (
-    ControlError,
     EngineError,
     EngineStartError,
     GenerationInterrupted,
@@ -164,17 +163,6 @@ def test_a_failed_start_leaves_no_engine_and_can_be_tried_again() -> None:
         session.use("fake", {"fail_start": True}, Settings())
     assert session.engine is None
     assert session.use("fake", {}, Settings())
-
-
-def test_an_unavailable_level_is_refused_before_the_engine_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from jupyter_detllm.controls import guard
-
-    monkeypatch.setattr(guard, "AVAILABLE_LEVELS", (Level.SEEDED, Level.REPEATABLE))
-    session = Session()
-    with pytest.raises(ControlError, match="invariant"):
-        session.use("fake", {"fail_start": True}, Settings(level=Level.INVARIANT))
 
 
 def test_without_an_engine_nothing_is_generated() -> None:

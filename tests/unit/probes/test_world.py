@@ -251,7 +251,6 @@ def test_a_system_without_proc_and_posix_still_has_a_fingerprint(
         process.initial_environment,
         process.physical_cores,
         hardware.cpu,
-        hardware._memory_mib,
         software._system,
     )
     for function in cached:
