@@ -25,7 +25,6 @@ from jupyter_detllm.export.departures import (
 )
 from jupyter_detllm.export.environment import MARK, Environment, environment_of
 from jupyter_detllm.export.formats import EXPORT_SCHEMA, FORMATS, PYLOCK
-from jupyter_detllm.export.locking import LOCK_NAME
 from jupyter_detllm.render.visible import visible
 from jupyter_detllm.verify.sources import read_file
 from jupyter_detllm.verify.update import check_writable, replace_file
@@ -121,10 +120,13 @@ def _target(out: str | None, form: str) -> Path | None:
     if out is None:
         return None
     target = Path(out).resolve()
-    if form == PYLOCK and not LOCK_NAME.fullmatch(target.name):
-        raise UsageError(
-            f"{out} is no name of a lock file", expected="pylock.toml or pylock.NAME.toml"
-        )
+    if form == PYLOCK:
+        from packaging.pylock import is_valid_pylock_path
+
+        if not is_valid_pylock_path(target):
+            raise UsageError(
+                f"{out} is no name of a lock file", expected="pylock.toml or pylock.NAME.toml"
+            )
     if not target.parent.is_dir():
         raise UsageError(f"there is no folder {target.parent}")
     if target.is_dir():

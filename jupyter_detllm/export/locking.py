@@ -23,7 +23,6 @@ from jupyter_detllm.errors import DetLLMError, UsageError
 from jupyter_detllm.export.environment import Environment, Pin, heading, pytorch_index
 
 __all__ = [
-    "LOCK_NAME",
     "Locked",
     "LockedFile",
     "Resolution",
@@ -32,9 +31,6 @@ __all__ = [
     "pylock_text",
     "resolve",
 ]
-
-LOCK_NAME = re.compile(r"pylock\.(?:[^.]+\.)?toml")
-"""How PEP 751 names a lock file."""
 
 _FILE_URL = re.compile(r"(?:https?|file)://[A-Za-z0-9._~:/%+@!,=()\[\]-]{1,2000}", re.ASCII)
 _WHEEL = re.compile(r"[A-Za-z0-9_.+!]+(?:-[A-Za-z0-9_.+!]+){4,5}\.whl", re.ASCII)

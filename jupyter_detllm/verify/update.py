@@ -280,10 +280,11 @@ _FAILURES = (
 def _is_trusted(notebook: JsonObject) -> bool:
     """Whether this user's Jupyter trusts a notebook."""
     from jupyter_core.paths import jupyter_data_dir
-    from nbformat.sign import NotebookNotary
 
     if not (Path(jupyter_data_dir()) / "nbsignatures.db").exists():
         return False  # nothing was ever trusted: leave no database behind either
+    from nbformat.sign import NotebookNotary
+
     with contextlib.suppress(*_FAILURES), NotebookNotary() as notary:
         return bool(notary.check_signature(_signed(notebook)))
     return False

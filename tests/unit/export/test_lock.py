@@ -15,7 +15,6 @@ from packaging.pylock import Pylock
 from jupyter_detllm.errors import DetLLMError, UsageError
 from jupyter_detllm.export.environment import Pin
 from jupyter_detllm.export.locking import (
-    LOCK_NAME,
     LockedFile,
     Resolution,
     lock,
@@ -202,17 +201,3 @@ def test_a_lock_file_that_would_install_nothing_is_not_made() -> None:
         lock(environment(), run=Pip({}))
     with pytest.raises(UsageError, match="no package to lock"):
         lock(environment({"engine.name": "fake"}), run=Pip({}))
-
-
-@pytest.mark.parametrize(
-    ("name", "good"),
-    [
-        ("pylock.toml", True),
-        ("pylock.demo.toml", True),
-        ("pylock.a.b.toml", False),
-        ("lock.toml", False),
-        ("pylock..toml", False),
-    ],
-)
-def test_names_of_lock_files(name: str, good: bool) -> None:
-    assert bool(LOCK_NAME.fullmatch(name)) is good
