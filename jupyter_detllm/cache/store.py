@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -410,10 +410,8 @@ class Overview:
     def to_json(self) -> dict[str, Json]:
         """Return it as JSON."""
         return {
+            **asdict(self),
             "folder": str(self.folder),
-            "results": self.results,
-            "result_bytes": self.result_bytes,
-            "file_bytes": self.file_bytes,
             "counters": dict(sorted(self.counters.items())),
             "set_aside": list(self.set_aside),
             "problem": self.problem or "",

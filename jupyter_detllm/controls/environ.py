@@ -14,6 +14,7 @@ from jupyter_detllm.probes.platform import Platform
 
 __all__ = [
     "ENV_CONTROLS",
+    "KNOWN_VARIABLES",
     "NO_EFFECT",
     "RANK_VARIABLES",
     "RECORDED",
@@ -275,6 +276,9 @@ RECORDED: tuple[RecordedVariable, ...] = (
     RecordedVariable("VLLM_TRITON_FORCE_FIRST_CONFIG", "Triton kernels are not chosen by timing"),
     RecordedVariable("VLLM_USE_V2_MODEL_RUNNER", "seeds become noise in another way"),
 )
+
+KNOWN_VARIABLES = frozenset({row.name for row in ENV_CONTROLS} | {row.name for row in RECORDED})
+"""Every variable that changes results."""
 
 RANK_VARIABLES: tuple[str, ...] = (
     *(control.name for control in ENV_CONTROLS if control.parallel),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from jupyter_detllm.controls.environ import ENV_CONTROLS, RECORDED, EnvControl, Event, NoEffect
+from jupyter_detllm.controls.environ import KNOWN_VARIABLES, EnvControl, Event, NoEffect
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.seeds import MAX_SEED
@@ -297,10 +297,9 @@ class StandingControls:
 
     def fields(self) -> dict[str, FieldValue]:
         """Return them as ``controls.NAME``; what is not set is left out."""
-        known = {row.name for row in ENV_CONTROLS} | {row.name for row in RECORDED}
         return {
             f"controls.{name}": shown_variable(self.environ[name])
-            for name in sorted(known & set(self.environ))
+            for name in sorted(KNOWN_VARIABLES & set(self.environ))
         }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jupyter_detllm.controls.environ import ENV_CONTROLS, RECORDED
+from jupyter_detllm.controls.environ import KNOWN_VARIABLES
 from jupyter_detllm.core.fields import FIELDS, Group, Role, spec_of
 from jupyter_detllm.core.fingerprint import Fingerprint, diff_fingerprints
 from jupyter_detllm.errors import StampError, UsageError
@@ -23,7 +23,6 @@ from jupyter_detllm.export.formats import EXPORT_SCHEMA
 
 __all__ = ["Departure", "Expected", "Running", "departures", "read_export", "unexpected"]
 
-_VARIABLES = {row.name for row in ENV_CONTROLS} | {row.name for row in RECORDED}
 _EXPORT = re.compile(r"(?:export\s+)?([A-Z_][A-Z0-9_]*)=(.*)")
 _FROM = re.compile(r"FROM\s+(?:\S*/)?python:(3\.[0-9]+(?:\.[0-9]+)?)", re.IGNORECASE)
 _HEADING = re.compile(r"#\s*Python (3\.[0-9]+\.[0-9]+\S*); (the whole package list)?")
@@ -108,7 +107,7 @@ def _read_json(text: str) -> Expected:
     return Expected(
         "json",
         pins,
-        {n: v for n, v in named if n in _VARIABLES and is_plain(v)},
+        {n: v for n, v in named if n in KNOWN_VARIABLES and is_plain(v)},
         python if isinstance(python, str) else None,
         data.get("whole") is True,
         fingerprint,
@@ -172,7 +171,7 @@ def _split(text: str) -> list[str]:
 
 def _assignments(words: Iterable[str]) -> dict[str, str]:
     pairs = (word.split("=", 1) for word in words if "=" in word)
-    return {name: value for name, value in pairs if name in _VARIABLES and is_plain(value)}
+    return {name: value for name, value in pairs if name in KNOWN_VARIABLES and is_plain(value)}
 
 
 def _pins(texts: Iterable[Any]) -> tuple[tuple[Pin, ...], tuple[str, ...]]:
