@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance.base import Candidate, Host, Method, OneAtATime
-from jupyter_detllm.invariance.cpu import FixedTiles
+from jupyter_detllm.invariance.cpu import FixedOrder, FixedTiles
 from jupyter_detllm.invariance.hopper import HopperOneKernel, VLLMFlag
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
 
 #: The first that is for a host and holds its self-test is taken.
 METHODS: tuple[Method, ...] = (
+    FixedOrder(),
     FixedTiles(),
     HopperOneKernel(),
     VLLMFlag(),

@@ -37,7 +37,7 @@ from jupyter_detllm.models.cache import cache_root
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.probes.ranks import ask_ranks
 
-__all__ = ["PROVEN_VLLM", "FixedTiles"]
+__all__ = ["PROVEN_VLLM", "FixedOrder", "FixedTiles"]
 
 PROVEN_VLLM = ("0.32.",)
 """Versions of vLLM whose ``cpu_linear`` and attention scheduler are known."""
@@ -64,6 +64,11 @@ class FixedTiles(Method):
     )
     undone = "each layer gets its own function back; the variable stays until the engine ends"
     costs = "see benchmarks/results/invariance-cpu.json"
+
+    @staticmethod
+    def _hold(model: Any) -> str:
+        """Hold the products of every layer; return what stands in the way."""
+        return _hold_rows(model)
 
     def refusal(self, host: Host) -> str:
         """Return why it is not for `host`."""
@@ -107,7 +112,7 @@ class FixedTiles(Method):
         if not getattr(llm.llm_engine.engine_core, "engine_core", None):
             raise InvarianceError("the engine runs in another process: its layers are not here")
         try:
-            self._answer(llm.apply_model(_hold_rows))
+            self._answer(llm.apply_model(self._hold))
             self._answer(ask_ranks(llm, _cut_attention))
         except BaseException:
             llm.apply_model(_restore_rows)
@@ -139,6 +144,34 @@ class FixedTiles(Method):
         most = min(sequences, *(reached for _, reached in linear))
         reach = Reach(min(reached for _, reached in attention), most)
         return KernelCheck(tuple(row for row, _ in found), reach)
+
+
+class FixedOrder(FixedTiles):
+    """Query tiles cut at absolute positions, products summed in one order by our own kernel.
+
+    For processors without AVX-512: there torch computes a product of bfloat16 several times
+    slower than this does.
+    """
+
+    name = "cpu-fixed-order"
+    changes = (
+        "attention does not split the KV range and computes a prefill in tiles cut at absolute "
+        "positions; products are computed in float32 and summed in one fixed order"
+    )
+
+    @staticmethod
+    def _hold(model: Any) -> str:
+        """Hold the products of every layer; return what stands in the way."""
+        return _hold_order(model)
+
+    def refusal(self, host: Host) -> str:
+        """Return why it is not for `host`."""
+        wide = "avx512f" in host.cpu_flags and not host.isa_limit.startswith(
+            ("AVX2", "SSE", "AVX_")
+        )
+        if host.platform is Platform.CPU and (wide or not {"avx2", "fma"} <= host.cpu_flags):
+            return "it is for processors with AVX2 and without AVX-512"
+        return super().refusal(host)
 
 
 def _is_off(value: object) -> bool:
@@ -202,14 +235,21 @@ def _caller(module: Any, linear: Any) -> Callable[[Any], Any]:
     return lambda rows: linear(rows, module.weight, bias)
 
 
-def _hold_rows(model: Any) -> str:
-    """Wrap the product of every linear layer; return what stands in the way."""
-    layers = _linear_layers(model)
-    if not layers:
+def _obstacle(model: Any) -> str:
+    """Return why not all of a model's products go through the hook; "" if they do."""
+    if not _linear_layers(model):
         return f"no layer has {_HOOK}"
     for name, module in model.named_modules():
         if why := _uncovered(module):
             return f"{name or 'the model'} {why}"
+    return ""
+
+
+def _hold_rows(model: Any) -> str:
+    """Wrap the product of every linear layer; return what stands in the way."""
+    if why := _obstacle(model):
+        return why
+    layers = _linear_layers(model)
     dtype = _dtype_of(model)
     groups: dict[_Shape, RowGroup] = {}
     for name, module in layers:
@@ -225,6 +265,39 @@ def _hold_rows(model: Any) -> str:
         setattr(module, _OWN, own)
         module.cpu_linear = in_group(own, groups[_shape_of(module, dtype)])
     return ""
+
+
+def _hold_order(model: Any) -> str:
+    """Put our product in place of every linear layer's; return what stands in the way."""
+    if why := _obstacle(model):
+        return why
+    try:
+        from jupyter_detllm.arithmetic.products import PackedWeight
+    except Exception as error:  # numba is not to be imported, or cannot keep what it compiles
+        return f"has no compiled product ({type(error).__name__}: {error})"
+    packed: dict[int, PackedWeight] = {}
+    layers = _linear_layers(model)
+    for name, module in layers:
+        if module.weight.ndim != 2 or not module.weight.numel():
+            return f"{name} has its weight packed for another kernel"
+    for _, module in layers:
+        weight = module.weight.detach()
+        # The embedding's table is often the weight of the logits, too.
+        known = packed.get(weight.data_ptr()) or PackedWeight.of(weight)
+        packed[weight.data_ptr()] = known
+        setattr(module, _OWN, vars(module).get(_OWN) or module.cpu_linear)
+        module.cpu_linear = partial(_in_order, known)
+    return ""
+
+
+def _in_order(packed: Any, x: Any, weight: Any, bias: Any) -> Any:
+    """Stand in for ``cpu_linear``: (..., K) to (..., N), the bias added before rounding."""
+    from jupyter_detllm.arithmetic.products import product
+
+    out = product(x.reshape(-1, packed.depth).float(), packed)
+    if bias is not None:
+        out = out + bias.float()
+    return out.to(x.dtype).reshape(*x.shape[:-1], packed.columns)
 
 
 def _restore_rows(model: Any) -> str:

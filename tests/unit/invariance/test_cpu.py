@@ -14,7 +14,7 @@ import pytest
 from jupyter_detllm.errors import InvarianceError, UsageError
 from jupyter_detllm.invariance import METHODS, candidates, cpu, first_choice, method_named
 from jupyter_detllm.invariance.base import Host, Method, prepared
-from jupyter_detllm.invariance.cpu import FixedTiles
+from jupyter_detllm.invariance.cpu import FixedOrder, FixedTiles
 from jupyter_detllm.invariance.cpu_kernels import (
     RowGroup,
     in_group,
@@ -26,18 +26,25 @@ from jupyter_detllm.probes.platform import Platform
 
 EPYC = Host(Platform.CPU, vllm="0.32.0", cpu_flags=frozenset({"avx2", "avx512f", "avx512_bf16"}))
 XEON = replace(EPYC, cpu_flags=EPYC.cpu_flags | {"amx_bf16", "amx_tile"})
-LAPTOP = replace(EPYC, cpu_flags=frozenset({"avx2"}))
+LAPTOP = replace(EPYC, cpu_flags=frozenset({"avx2", "fma"}))
 CUDA = Host(Platform.CUDA, vllm="0.25.1", capability="9.0")
-CPU_METHODS = (FixedTiles(),)
+CPU_METHODS = (FixedOrder(), FixedTiles())
 
 
 # --- conditions ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", [EPYC, XEON, LAPTOP])
-@pytest.mark.parametrize("limit", ["", "ALL", "AVX512_CORE_BF16", "AVX512_CORE", "AVX2"])
-def test_every_kind_of_processor_has_the_method_that_measures(host: Host, limit: str) -> None:
+@pytest.mark.parametrize("host", [EPYC, XEON])
+@pytest.mark.parametrize("limit", ["", "ALL", "AVX512_CORE_BF16", "AVX512_CORE"])
+def test_a_processor_with_wide_vectors_has_the_method_that_measures(host: Host, limit: str) -> None:
     assert first_choice(replace(host, isa_limit=limit)).name == "cpu-fixed-tiles"
+
+
+def test_a_processor_with_avx2_or_limited_to_it_has_a_product_of_its_own() -> None:
+    wide = replace(XEON, cpu_flags=XEON.cpu_flags | {"fma"})
+    assert first_choice(LAPTOP).name == "cpu-fixed-order"
+    assert first_choice(replace(wide, isa_limit="AVX2")).name == "cpu-fixed-order"
+    assert first_choice(replace(LAPTOP, cpu_flags=frozenset({"avx2"}))).name == "cpu-fixed-tiles"
 
 
 @pytest.mark.parametrize(
@@ -57,8 +64,9 @@ def test_what_a_method_does_not_cover_is_refused_by_name(options: dict[str, Any]
     for host in (EPYC, XEON, LAPTOP):
         found = candidates(replace(host, options=options))
         assert [item.method.name for item in found if item.usable] == ["sequential"]
-        reasons = [item.refusal for item in found if item.method in METHODS[:1]]
-        assert all(why in reason for reason in reasons)
+        first = next(item.method for item in candidates(host) if item.usable)
+        (reason,) = [item.refusal for item in found if item.method is first]
+        assert why in reason
 
 
 @pytest.mark.parametrize("options", [{"enable_lora": "false"}, {"quantization": None}, {}])
@@ -293,6 +301,46 @@ def test_a_layer_without_a_group_of_row_counts_refuses_all(monkeypatch: Any) -> 
     monkeypatch.setattr(cpu, "_group_of", lambda shape, call: None)
     with pytest.raises(InvarianceError, match=r"qkv \(linear 64 -> 32\) has no numbers of rows"):
         FixedTiles().install(llm_of(covered()))
+
+
+def weighted(weight: Any) -> Model:
+    model = covered()
+    for layer in (model.layers["qkv"], model.layers["head"]):
+        layer.weight = weight
+    return model
+
+
+def test_every_layer_gets_our_product_and_its_own_back() -> None:
+    import torch
+
+    model = weighted(torch.randn(48, 70).bfloat16())
+    qkv, head = model.layers["qkv"], model.layers["head"]
+    FixedOrder().install(llm_of(model))
+    assert qkv.cpu_linear.args[0] is head.cpu_linear.args[0]  # one table, packed once
+    x, bias = torch.randn(5, 3, 70).bfloat16(), torch.randn(48).bfloat16()
+    found = qkv.cpu_linear(x, qkv.weight, bias)
+    assert (found.shape, found.dtype) == ((5, 3, 48), torch.bfloat16)
+    exact = (x.double() @ qkv.weight.double().T + bias.double()).bfloat16()
+    assert (found == exact).float().mean() > 0.99  # what float32 rounds otherwise is rare
+    FixedOrder().install(llm_of(model))
+    assert qkv._detllm_cpu_linear is plain
+    FixedOrder().uninstall(llm_of(model))
+    assert qkv.cpu_linear is head.cpu_linear is plain
+
+
+def test_a_weight_that_is_packed_away_refuses_our_product() -> None:
+    import torch
+
+    model = weighted(torch.empty(0))
+    with pytest.raises(InvarianceError, match=r"cpu-fixed-order .*packed for another kernel"):
+        FixedOrder().install(llm_of(model))
+    assert model.layers["qkv"].cpu_linear is plain
+
+
+def test_a_product_that_cannot_be_compiled_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jupyter_detllm.arithmetic.products", None)
+    with pytest.raises(InvarianceError, match="has no compiled product"):
+        FixedOrder().install(llm_of(covered()))
 
 
 def test_a_model_without_the_hook_is_refused() -> None:
