@@ -560,6 +560,7 @@ def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) 
             arguments = invariance.arguments(arguments, check_options(spec.options, names))
             invariance.look_at(partial(model_config, arguments))
             choose_start_method()
+            survive_the_scan()
             with no_orphans():
                 llm = llm_class(**arguments)
                 rebind_logger(log)
@@ -602,6 +603,27 @@ def _stages(report: Report) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
+
+
+def survive_the_scan() -> None:
+    """Let vLLM start in a process that has imported numba.
+
+    At the start on a CPU ``register_kernels`` (vllm/triton_utils/dispatcher.py of vLLM 0.32)
+    reads the ``__dict__`` of every value in every module. llvmlite's library object has none,
+    but makes a function of any name that it is asked for, so the start fails there.
+    """
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    kind = type(getattr(ffi, "lib", None))
+    own = vars(kind).get("__getattr__")
+    if own is None or own.__module__ == __name__:
+        return
+
+    def __getattr__(self: Any, name: str) -> Any:  # noqa: N807
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return own(self, name)
+
+    kind.__getattr__ = __getattr__
 
 
 @contextlib.contextmanager

@@ -250,3 +250,13 @@ def test_no_message_names_a_package_that_no_index_holds() -> None:
     texts = {path: path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
     wrong = re.compile(r"jupyter-detllm\[|pip install (-U )?jupyter-detllm")
     assert not [path.name for path, text in texts.items() if wrong.search(text)]
+
+
+def test_numba_in_the_process_does_not_answer_for_a_namespace() -> None:
+    import numba  # noqa: F401
+    from llvmlite.binding import ffi
+
+    start.survive_the_scan()
+    start.survive_the_scan()  # a second engine
+    assert not hasattr(ffi.lib, "__dict__")
+    assert ffi.lib.LLVMPY_GetHostCPUName is not None
