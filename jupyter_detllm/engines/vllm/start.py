@@ -613,7 +613,7 @@ def survive_the_scan() -> None:
     but makes a function of any name that it is asked for, so the start fails there.
     """
     ffi = sys.modules.get("llvmlite.binding.ffi")
-    kind = type(getattr(ffi, "lib", None))
+    kind: Any = type(getattr(ffi, "lib", None))
     own = vars(kind).get("__getattr__")
     if own is None or own.__module__ == __name__:
         return
