@@ -203,8 +203,8 @@ _SPECIAL: tuple[tuple[str, dict[str, Any], str], ...] = (
 
 def _engine(model: str, level: str, dtype: str, options: dict[str, Any]) -> Any:
     from jupyter_detllm.core.levels import Level
-    from jupyter_detllm.engines.base import EngineSpec
-    from jupyter_detllm.engines.start import VLLM, Modifiers, start
+    from jupyter_detllm.engines.base import VLLM, EngineSpec
+    from jupyter_detllm.engines.start import Modifiers, start
 
     spec = EngineSpec(model, Level(level), {**options, "dtype": dtype}, 7)
     return start(VLLM, spec, Modifiers(), prove=False).engine

@@ -1,8 +1,8 @@
 """Errors with one clear line each: what happened, what was expected, what fixes it.
 
 IPython prints an exception through ``_render_traceback_`` when it has one, so a user's
-mistake is one line in a cell and never a traceback. `nearest` finds the word that a
-misspelt one stands for.
+mistake is one line in a cell and never a traceback. `nearest` finds the known word that a
+misspelt one stands for; errors ask for it: "did you mean ...?".
 """
 
 from __future__ import annotations
@@ -59,15 +59,26 @@ class DetLLMError(Exception):
     ----------
     what
         What happened, one sentence without a final full stop.
+    meant
+        The known word that a misspelt one stands for (`nearest`): asked for in place of `expected`.
     expected
         What was expected instead.
     fix
-        The command or line that mends it.
+        The command or line that fixes it.
     """
 
     exit_code = 2
 
-    def __init__(self, what: str, *, expected: str | None = None, fix: str | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        meant: str | None = None,
+        expected: str | None = None,
+        fix: str | None = None,
+    ) -> None:
+        if meant is not None:
+            what, expected = f"{what}; did you mean {meant}?", None
         super().__init__(what, expected, fix)
         self.what = what
         self.expected = expected
@@ -80,7 +91,7 @@ class DetLLMError(Exception):
             parts.append(f"expected {self.expected}")
         text = "; ".join(parts)
         if self.fix:
-            text = f"{text}. Try: {self.fix}"
+            text = f"{text}{'' if text.endswith('?') else '.'} Try: {self.fix}"
         return _shown(" ".join(text.split()))
 
     def _render_traceback_(self) -> list[str]:
@@ -140,9 +151,8 @@ class GenerationInterrupted(DetLLMError):  # noqa: N818 - an interrupt is not an
     """A generation the user interrupted: nothing of it is stamped."""
 
 
-def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
+def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word most like `word`, None when none is like it."""
     import difflib  # every module imports this one, few words are misspelt
 
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return found[0] if found else None
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)

@@ -8,6 +8,7 @@ import signal
 from jupyter_detllm.cli._options import add_notebooks, add_verifying
 from jupyter_detllm.cli._output import notice
 from jupyter_detllm.cli._verifying import check_outputs, deliver, policy_of
+from jupyter_detllm.core.options import option_flag
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.report import parse_accept
 
@@ -49,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     policy, accept = policy_of(args), parse_accept(args.accept)
     for name in ("cell_timeout", "startup_timeout"):
         if not getattr(args, name) >= 1:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} is {getattr(args, name):g}", expected="1 second or more")
+            given = f"{option_flag(name)} is {getattr(args, name):g}"
+            raise UsageError(given, expected="1 second or more")
     check_outputs(args, args.notebooks)
     # Being terminated is being interrupted: no kernel, no temporary folder stays behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

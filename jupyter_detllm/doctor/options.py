@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jupyter_detllm.core.options import option_name
 from jupyter_detllm.doctor.code import MISSING, OPAQUE, Call, Code, Line, Place
 
 __all__ = [
@@ -140,7 +141,7 @@ def _command_options(tokens: list[str]) -> Iterator[tuple[str, object]]:
         name, equals, value = token.partition("=")
         if not (name.startswith("--") or (equals and re.fullmatch(r"[A-Za-z]\w*", name))):
             continue
-        name = name.removeprefix("--").replace("-", "_")
+        name = option_name(name)
         if equals:
             yield name, _value(value)
             continue

@@ -20,6 +20,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import JsonObject
 from jupyter_detllm.doctor.code import Code, read_code
 from jupyter_detllm.doctor.options import models_named
+from jupyter_detllm.engines.base import named_engines
 from jupyter_detllm.errors import ModelError, NotebookError
 from jupyter_detllm.models.demo import DEMO_NAME
 from jupyter_detllm.models.resolve import cached_snapshot, is_hub_id
@@ -285,7 +286,7 @@ def given_model(folder: str) -> ModelConfig:
 
 def _named_model(name: str, folder: Path) -> ModelConfig | None:
     """Return the config of a model that code names, if it lies here; None for one of ours."""
-    if name in (DEMO_NAME, "fake"):
+    if name in (DEMO_NAME, *named_engines()):
         return None  # bfloat16 by our own conversion, or no model at all
     try:
         path = folder / Path(name).expanduser()

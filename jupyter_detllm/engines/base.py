@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from jupyter_detllm.core.fingerprint import FieldValue
@@ -20,12 +21,16 @@ from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.errors import UsageError, installing
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from jupyter_detllm.invariance.base import KernelCheck
 
 __all__ = [
+    "FAKE",
     "RESOLUTION",
+    "VLLM",
+    "VLLM_SERVER",
     "Capabilities",
-    "Elsewhere",
     "Engine",
     "EngineSpec",
     "Gaps",
@@ -35,6 +40,7 @@ __all__ = [
     "Lowerable",
     "Progress",
     "ProgressCallback",
+    "RemoteEngine",
     "RunStats",
     "SamplingOptions",
     "Scorer",
@@ -44,8 +50,9 @@ __all__ = [
     "TokenScore",
     "bucket_of",
     "engine_names",
+    "engine_of",
     "load_engine",
-    "ranks_of",
+    "named_engines",
     "reach_field",
     "reach_of",
     "seconds_of",
@@ -265,7 +272,12 @@ class ShutdownReport:
 
 @runtime_checkable
 class Engine(Protocol):
-    """One running engine. Construction starts it.
+    """One running engine. Construction starts it; `progress` is called with a line per stage.
+
+    `name` is the one it is registered under, `fields` returns it as ``engine.name``, and
+    `model` returns ``spec.model`` as the model's name: a replay finds the engine by the
+    first and starts it with the second. A fingerprint field that it returns and an option of
+    vLLM sets (`verify.engine_settings.ROWS`) is set by the option of that name.
 
     Everything raised on purpose is a `DetLLMError`. After any exception out of
     `generate`, `KeyboardInterrupt` included, the engine is whole: no request is left
@@ -276,6 +288,10 @@ class Engine(Protocol):
     name: str
     capabilities: Capabilities
     spec: EngineSpec
+
+    def __init__(
+        self, spec: EngineSpec, *, progress: Callable[[str], None] | None = None
+    ) -> None: ...
 
     def resolve(self, prompt: Prompt, options: SamplingOptions) -> ResolvedPrompt:
         """Apply chat template, tokenizer and defaults; refuse what cannot be run."""
@@ -377,7 +393,7 @@ class Lowerable(Invariant, Protocol):
 
 
 @runtime_checkable
-class Elsewhere(Engine, Protocol):
+class RemoteEngine(Engine, Protocol):
     """What an engine offers besides that computes in a process which is not ours.
 
     This process's environment is then no part of the fingerprint, and its determinism
@@ -422,41 +438,75 @@ class Scorer(Protocol):
         ...
 
 
-def engine_names() -> tuple[str, ...]:
-    """Return the names of the installed engines, sorted."""
+FAKE = "fake"
+VLLM = "vllm"
+VLLM_SERVER = "vllm-server"
+
+
+_NEED_A_MODEL = frozenset({VLLM, VLLM_SERVER, "http", "https"})
+
+
+@cache
+def _registered() -> dict[str, EntryPoint]:
+    """Return the entry points of the installed engines: by name, or by URL scheme."""
     from importlib.metadata import entry_points
 
-    return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINTS)}))
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
 
 
-def load_engine(name: str) -> Callable[..., Engine]:
-    """Return the class of engine `name`: called with ``(spec, *, progress=None)`` it starts.
+def engine_names() -> tuple[str, ...]:
+    """Return the names and URL schemes under which engines are registered, sorted."""
+    return tuple(sorted(_registered()))
+
+
+def named_engines() -> tuple[str, ...]:
+    """Return the engines that are used by their name alone, without a model or an address."""
+    return tuple(name for name in engine_names() if name not in _NEED_A_MODEL)
+
+
+def engine_of(model: str) -> str:
+    """Return the name of the engine that `model` asks for.
+
+    It is the engine registered under the scheme of an address (``NAME://...``), or under
+    `model` itself; any other model is loaded by vLLM.
 
     Raises
     ------
     UsageError
-        When no installed package registers that name.
+        For an address whose scheme no installed engine is registered for.
     """
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group=ENTRY_POINTS):
-        if point.name == name:
-            loaded: Callable[..., Engine] = point.load()
-            return loaded
-    raise UsageError(
-        f"there is no engine {name!r}",
-        expected=", ".join(engine_names()) or "an installed engine",
-        fix=installing("cpu"),
-    )
+    scheme, address, _ = model.partition("://")
+    key = scheme.lower() if address else model
+    if not address and key not in _registered():
+        return VLLM
+    return load_engine(key).name
 
 
-_PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+def load_engine(name: str) -> type[Engine]:
+    """Return the class of engine `name`: called with ``(spec, *, progress=None)`` it starts.
 
+    Parameters
+    ----------
+    name
+        A name, or a URL scheme, that an entry point of the group ``jupyter_detllm.engines`` has.
 
-def ranks_of(options: Mapping[str, FieldValue]) -> int:
-    """Return the number of ranks that engine options ask for; 1 without any."""
-    ranks = 1
-    for given, value in options.items():
-        if given.removeprefix("--").replace("-", "_") in _PARALLEL_SIZES and str(value).isdigit():
-            ranks *= max(1, int(str(value)))
-    return ranks
+    Raises
+    ------
+    UsageError
+        When no installed package registers that name, or the class has a name that is not
+        registered.
+    """
+    known = _registered()
+    if name not in known:
+        raise UsageError(
+            f"there is no engine {name!r:.60}",
+            expected=", ".join(known) or "an installed engine",
+            fix=installing("cpu"),
+        )
+    engine: type[Engine] = known[name].load()
+    if engine.name not in known:
+        raise UsageError(
+            f"the engine {name!r} calls itself {engine.name!r:.60}, which is not registered",
+            expected=f"an entry point of that name in the group {ENTRY_POINTS}",
+        )
+    return engine

@@ -17,7 +17,7 @@ from jupyter_detllm.core.canonical import Digest, digest_of
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.levels import Reach
 from jupyter_detllm.core.stamp import ModelIdentity
-from jupyter_detllm.engines.base import Elsewhere, Engine, Invariant
+from jupyter_detllm.engines.base import Engine, Invariant, RemoteEngine
 from jupyter_detllm.engines.selftest import (
     PLAN_VERSION,
     Form,
@@ -91,7 +91,7 @@ def fast_prefill(engine: Engine) -> bool:
 
     A server that does not tell where that is gets the longer test.
     """
-    if isinstance(engine, Elsewhere):
+    if isinstance(engine, RemoteEngine):
         told = engine.environment()
         return "hardware.gpu" in told or "hardware.cpu_isa" not in told
     return compute_platform() is not Platform.CPU

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.options import ranks_of
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import (
-    Elsewhere,
     Engine,
     EngineSpec,
     Lowerable,
+    RemoteEngine,
     load_engine,
-    ranks_of,
 )
 from jupyter_detllm.errors import ControlError, InvarianceError
 
@@ -27,30 +27,15 @@ if TYPE_CHECKING:
     from jupyter_detllm.controls.ledger import ControlReport
 
 __all__ = [
-    "FAKE",
-    "VLLM",
-    "VLLM_SERVER",
     "Modifiers",
     "RunningEngine",
     "apply_controls",
-    "engine_of",
     "environment_fingerprint",
     "late_controls",
     "model_identity",
     "start",
     "start_engine",
 ]
-
-FAKE = "fake"
-VLLM = "vllm"
-VLLM_SERVER = "vllm-server"
-
-
-def engine_of(model: str) -> str:
-    """Return the engine that a model's name asks for: an address is a server's."""
-    if model == FAKE:
-        return FAKE
-    return VLLM_SERVER if model.lower().startswith(("http://", "https://")) else VLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +197,7 @@ def environment_fingerprint(controls: ControlReport | None, engine: Engine | Non
 
     Of an engine elsewhere it holds what that tells, and nothing of this process.
     """
-    if isinstance(engine, Elsewhere):
+    if isinstance(engine, RemoteEngine):
         told = {**engine.environment(), **engine.fields(), **engine.model().fields()}
         return Fingerprint.build({n: value for n, value in told.items() if value is not None})
     from jupyter_detllm.probes import collect_environment
@@ -226,7 +211,7 @@ def environment_fingerprint(controls: ControlReport | None, engine: Engine | Non
 
 def late_controls(controls: ControlReport | None, engine: Engine | None) -> tuple[str, ...]:
     """Return the controls that came too late for `engine`; none of ours are for a server."""
-    if controls is None or isinstance(engine, Elsewhere):
+    if controls is None or isinstance(engine, RemoteEngine):
         return ()
     return controls.late
 

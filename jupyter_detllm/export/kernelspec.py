@@ -239,7 +239,8 @@ def remove_kernel(name: str, folders: Sequence[Path] | None = None) -> tuple[Ins
     if not chosen:
         names = ", ".join(dict.fromkeys(kernel.name for kernel in known))
         raise UsageError(
-            f"there is no kernel {name!r:.60} of ours", expected=names or "none is installed"
+            f"no kernel named {name!r:.60} was installed by jupyter-detllm "
+            f"({f'installed: {names}' if names else 'none are installed'})"
         )
     for kernel in chosen:
         try:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import ONE_AT_A_TIME, Reach
+from jupyter_detllm.core.options import option_name, option_size
 from jupyter_detllm.probes.hardware import cpu
 from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.probes.software import dist_version
@@ -65,24 +66,18 @@ class Host:
 
     def option(self, name: str, default: FieldValue = None) -> FieldValue:
         """Return the user's value of an engine option, however it is spelled."""
-        for given, value in self.options.items():
-            if given.removeprefix("--").replace("-", "_") == name:
-                return value
-        return default
+        found = (value for given, value in self.options.items() if option_name(given) == name)
+        return next(found, default)
 
     @property
     def tensor_parallel(self) -> int:
         """Tensor parallel size asked for; 1 by default."""
-        return self._size("tensor_parallel_size")
+        return option_size(self.options, "tensor_parallel_size")
 
     @property
     def pipeline_parallel(self) -> int:
         """Pipeline parallel size asked for; 1 by default."""
-        return self._size("pipeline_parallel_size")
-
-    def _size(self, name: str) -> int:
-        value = self.option(name, 1)
-        return int(value) if isinstance(value, (int, str)) and str(value).isdigit() else 1
+        return option_size(self.options, "pipeline_parallel_size")
 
 
 @dataclass(frozen=True, slots=True)

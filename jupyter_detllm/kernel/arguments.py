@@ -19,14 +19,14 @@ from IPython.core.magic_arguments import MagicArgumentParser
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import DEFAULT_LEVEL, Level
+from jupyter_detllm.core.options import option_name
+from jupyter_detllm.engines.base import named_engines
 from jupyter_detllm.errors import UsageError, nearest
 from jupyter_detllm.kernel.prompts import CELL_NAME, NAME_EXPECTED
-from jupyter_detllm.kernel.session import option_name, put_option
+from jupyter_detllm.kernel.session import put_option
 
 __all__ = [
     "EVERY_CELL",
-    "FAKE",
-    "OWN_MODELS",
     "VERB_PARSERS",
     "ArgumentParser",
     "Namespace",
@@ -192,17 +192,13 @@ class ArgumentParser(MagicArgumentParser):
         name = token.split("=", 1)[0]
         if not name.startswith("-"):
             raise UsageError(f"{self.prog} has no place for {token!r:.60}", fix=self.help_line)
-        near = nearest(name, self.option_strings)
         raise UsageError(
             f"{self.prog} has no option {name!r:.60}",
-            expected=f"perhaps {near}" if near else "one of its options",
+            meant=nearest(name, self.option_strings),
+            expected="one of its options",
             fix=self.help_line,
         )
 
-
-FAKE = "fake"
-OWN_MODELS = ("demo", FAKE)
-"""Names of ours; any other is a folder or a Hugging Face id."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z][\w-]*=")
 _ENGINE_OPTION = re.compile(r"--[A-Za-z][\w-]*(=.*)?", re.DOTALL)
@@ -221,7 +217,7 @@ def parse_use(
     if not tokens or tokens[0].startswith("-") or _ASSIGNMENT.match(tokens[0]):
         raise UsageError(
             "%detllm use needs a model first",
-            expected="demo, fake, a folder or owner/name",
+            expected="demo, the name of an engine, a folder or owner/name",
             fix="%detllm use demo",
         )
     ours = [tokens[0]]
@@ -241,20 +237,19 @@ def parse_use(
 
 
 def check_model(model: str) -> None:
-    """Refuse a misspelt name of ours at once; any other name is the engine's to judge.
+    """Refuse a misspelt ``demo`` or engine at once; any other name is the engine's to judge.
 
     Raises
     ------
     UsageError
         With the name that was meant.
     """
-    near = nearest(model, OWN_MODELS, cutoff=0.7)
-    if near and model not in OWN_MODELS and not os.path.exists(model):
-        raise UsageError(
-            f"there is no model {model!r:.60}",
-            expected=f"perhaps {near}",
-            fix=f"%detllm use {near}",
-        )
+    from jupyter_detllm.models import DEMO_NAME
+
+    known = (DEMO_NAME, *named_engines())
+    near = nearest(model, known)
+    if near and model not in known and not os.path.exists(model):
+        raise UsageError(f"there is no model {model!r:.60}", meant=near, fix=f"%detllm use {near}")
 
 
 def _take(token: str, rest: list[str], engine: dict[str, FieldValue]) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.options import option_flag
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.engines.base import Progress, SamplingOptions
 from jupyter_detllm.errors import UsageError, nearest
@@ -62,7 +63,7 @@ from jupyter_detllm.render.cell import generations_html
 if TYPE_CHECKING:
     pass
 
-__all__ = ["VERBS", "Surface", "models_in_training", "set_thresholds", "watch"]
+__all__ = ["VERBS", "MagicCommands", "models_in_training", "set_thresholds", "watch"]
 
 _SETUP = (
     "seed",
@@ -75,7 +76,7 @@ _SETUP = (
 )
 
 
-class Surface:
+class MagicCommands:
     """The magics' work: a shell to display in, a session, and the user's defaults."""
 
     def __init__(self, shell: Any, session: Session, config: DetLLM) -> None:
@@ -288,17 +289,17 @@ class Surface:
         )
 
 
-VERBS: Mapping[str, Callable[[Surface, list[str]], None]] = {
-    "use": Surface.use,
-    "status": Surface.status,
-    "show": Surface.show,
-    "check": Surface.check,
-    "stamps": Surface.stamps,
-    "release": Surface.release,
-    "bisect": Surface.bisect,
-    "probe": Surface.probe,
-    "metrics": Surface.metrics,
-    "doctor": Surface.doctor,
+VERBS: Mapping[str, Callable[[MagicCommands, list[str]], None]] = {
+    "use": MagicCommands.use,
+    "status": MagicCommands.status,
+    "show": MagicCommands.show,
+    "check": MagicCommands.check,
+    "stamps": MagicCommands.stamps,
+    "release": MagicCommands.release,
+    "bisect": MagicCommands.bisect,
+    "probe": MagicCommands.probe,
+    "metrics": MagicCommands.metrics,
+    "doctor": MagicCommands.doctor,
 }
 
 if VERBS.keys() != VERB_PARSERS.keys():
@@ -355,7 +356,7 @@ def set_thresholds(config: Any, arguments: Namespace) -> None:
             continue
         if value < 0 or (name == "max_memory" and value > 1):
             span = "a share, 0 to 1" if name == "max_memory" else "a number, 0 takes it away"
-            raise UsageError(f"--{name.replace('_', '-')} is {value:g}", expected=span)
+            raise UsageError(f"{option_flag(name)} is {value:g}", expected=span)
     for name, value in given.items():
         if value is not None:
             setattr(config, name, value or None)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jupyter_detllm.core.options import option_flag
+from jupyter_detllm.engines.base import FAKE, named_engines
 from jupyter_detllm.kernel.arguments import (
-    FAKE,
-    OWN_MODELS,
     VERB_PARSERS,
     ArgumentParser,
     detgen_parser,
@@ -100,10 +100,11 @@ def _values(parser: ArgumentParser, words: list[str], names: Iterable[str]) -> l
 
 def _models(_names: Iterable[str] = ()) -> list[str]:
     """Return the models known here: demo, fake, folders beside the notebook, the hub's cache."""
+    from jupyter_detllm.models import DEMO_NAME
     from jupyter_detllm.models.resolve import cached_models
 
     folders = (f"./{entry.name}" for entry in _entries() if (entry / "config.json").is_file())
-    return [*OWN_MODELS, *folders, *cached_models()]
+    return [DEMO_NAME, *named_engines(), *folders, *cached_models()]
 
 
 def _notebooks(_names: Iterable[str]) -> list[str]:
@@ -127,7 +128,7 @@ def _engine_options(model: str) -> list[str]:
         from jupyter_detllm.engines.vllm.options import option_names
 
         known = sorted(option_names())
-    return [f"--{name.replace('_', '-')}" for name in (*known, ADAPTER_OPTION)]
+    return [option_flag(name) for name in (*known, ADAPTER_OPTION)]
 
 
 _POSITIONAL: Mapping[str, Callable[[Iterable[str]], list[str]]] = {

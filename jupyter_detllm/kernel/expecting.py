@@ -20,10 +20,10 @@ from jupyter_detllm.expect.expectation import Expectation, expectation_of
 from jupyter_detllm.kernel.prompts import Ask
 from jupyter_detllm.kernel.session import Session
 
-__all__ = ["Expect", "Outcome", "Unmet", "generate_expected"]
+__all__ = ["Expect", "OnMismatch", "Outcome", "generate_expected"]
 
 
-class Unmet(StrEnum):
+class OnMismatch(StrEnum):
     """What becomes of a cell whose texts are not as expected after the last try."""
 
     ERROR = "error"
@@ -42,7 +42,7 @@ class Expect:
 
     expectation: Expectation
     tries: int = 1
-    unmet: Unmet = Unmet.ERROR
+    unmet: OnMismatch = OnMismatch.ERROR
 
     @classmethod
     def of(cls, expectation: object, tries: int | None, unmet: str | None) -> Expect:
@@ -54,9 +54,9 @@ class Expect:
             For one that does not fit.
         """
         try:
-            way = Unmet(unmet or Unmet.ERROR)
+            way = OnMismatch(unmet or OnMismatch.ERROR)
         except ValueError:
-            raise UsageError(f"unmet is {unmet!r:.40}", expected=" or ".join(Unmet)) from None
+            raise UsageError(f"unmet is {unmet!r:.40}", expected=" or ".join(OnMismatch)) from None
         return cls(expectation_of(expectation), 1 if tries is None else tries, way)
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Outcome:
 
     generations: tuple[Generation, ...]
     problem: str = ""
-    unmet: Unmet = Unmet.ERROR
+    unmet: OnMismatch = OnMismatch.ERROR
     fixed: bool = False
 
     def settle(self, warn: Callable[[str], object]) -> None:
@@ -88,7 +88,7 @@ class Outcome:
         """
         if not self.problem:
             return
-        if self.unmet is Unmet.ERROR:
+        if self.unmet is OnMismatch.ERROR:
             way = "--temperature 0.8" if self.fixed else "more --tries"
             raise ExpectationError(self.problem, fix=f"{way}, or --unmet warn to go on")
         warn(self.problem)

@@ -19,7 +19,7 @@ from jupyter_detllm.kernel.cells import CellHooks, Ending
 from jupyter_detllm.kernel.config import DetLLM
 
 if TYPE_CHECKING:
-    from jupyter_detllm.kernel.commands import Surface
+    from jupyter_detllm.kernel.commands import MagicCommands
 
 __all__ = ["DetLLMMagics", "follow_cells", "load", "unload"]
 
@@ -33,24 +33,24 @@ class DetLLMMagics(Magics):
         self._defaults = defaults
 
     @cached_property
-    def surface(self) -> Surface:
+    def commands(self) -> MagicCommands:
         """What does the work."""
-        from jupyter_detllm.kernel.commands import Surface
+        from jupyter_detllm.kernel.commands import MagicCommands
         from jupyter_detllm.kernel.session import current_session
 
-        return Surface(self.shell, current_session(), self._defaults)
+        return MagicCommands(self.shell, current_session(), self._defaults)
 
     @no_var_expand
     @line_magic
     def detllm(self, line: str) -> None:
         """Seed the kernel, set its determinism controls, run its one engine."""
-        self.surface.line(line)
+        self.commands.line(line)
 
     @no_var_expand
     @cell_magic
     def detgen(self, line: str, cell: str) -> None:
         """Generate from the cell's body and stamp what the text depends on."""
-        self.surface.cell(line, cell)
+        self.commands.cell(line, cell)
 
 
 def _detllm_help() -> str:

@@ -106,7 +106,8 @@ def _text_of(name: str, namespace: Mapping[str, object]) -> str:
         near = nearest(name, (key for key in namespace if not key.startswith("_")))
         raise RequestError(
             f"the prompt names {{{name}}}, which is not defined",
-            expected=f"perhaps {{{near}}}" if near else "a variable of that name",
+            meant=near and f"{{{near}}}",
+            expected="a variable of that name",
             fix=f"{name} = ... in a cell before, or {{{{{name}}}}} to keep the braces",
         )
     value = namespace[name]
@@ -185,9 +186,10 @@ def _message(item: object) -> Message:
         raise RequestError(f"a message has {extra[0]!r:.40}", expected="role and content only")
     role = item["role"]
     if role not in _ROLES:
-        near = nearest(str(role), _ROLES)
         raise RequestError(
-            f"{role!r:.40} is not a role", expected=f"perhaps {near}" if near else ", ".join(_ROLES)
+            f"{role!r:.40} is not a role",
+            meant=nearest(str(role), _ROLES),
+            expected=", ".join(_ROLES),
         )
     return Message(role, _content(item["content"]))
 
@@ -216,7 +218,7 @@ def several_prompts(prompts: object) -> list[PromptLike]:
         return [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, Mapping)):
         kind = type(prompts).__name__
-        raise RequestError(f"the prompts are a {kind}", expected="text, or a list of prompts")
+        raise RequestError(f"prompts must be a string or a list of prompts, not {kind}")
     items = list(prompts)
     if not items:
         raise RequestError("there is no prompt", expected="at least one")

@@ -24,14 +24,16 @@ from jupyter_detllm.core.levels import (
     Level,
     fallback_level,
 )
+from jupyter_detllm.core.options import option_name
 from jupyter_detllm.core.seeds import MAX_SEED
 from jupyter_detllm.engines.base import (
-    Elsewhere,
     Engine,
     EngineSpec,
     GenerationResult,
     ProgressCallback,
+    RemoteEngine,
     ShutdownReport,
+    engine_of,
     reach_of,
 )
 from jupyter_detllm.errors import (
@@ -153,11 +155,6 @@ def _level_named(value: object) -> Level:
         raise UsageError(
             f"{value!r:.40} is not a guarantee level", expected=", ".join(Level)
         ) from None
-
-
-def option_name(spelled: str) -> str:
-    """Return an engine option as Python spells it: no dashes."""
-    return spelled.removeprefix("--").replace("-", "_")
 
 
 def put_option(engine: dict[str, FieldValue], name: str, value: FieldValue) -> None:
@@ -332,7 +329,7 @@ class EngineHolder:
     def _start(
         self, spec: EngineSpec, settings: Settings, progress: Callable[[str], None] | None
     ) -> None:
-        from jupyter_detllm.engines.start import engine_of, start_engine
+        from jupyter_detllm.engines.start import start_engine
 
         name = engine_of(spec.model)
         self._apply(settings, name, spec)
@@ -574,7 +571,7 @@ def run_probe(
 def keep(session: Session, emitted: Emitted) -> Emitted:
     """Add an emitted stamp to the session's ledger, and what it cost to its metrics."""
     # A server's memory is not this machine's.
-    memory = None if isinstance(session.engine, Elsewhere) else memory_use()
+    memory = None if isinstance(session.engine, RemoteEngine) else memory_use()
     found = measure(emitted.stats, cache_hits=emitted.stamp.cached, memory=memory)
     over: list[Json] = list(session.metrics.crossed(found))
     if over:

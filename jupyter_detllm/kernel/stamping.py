@@ -178,10 +178,10 @@ class Ledger:
         for entry in self._entries.values():
             if entry.label == label:
                 return entry
-        near = nearest(label, [entry.label for entry in self._entries.values()])
         raise UsageError(
             f"no stamped cell of this kernel is named {label!r:.60}",
-            expected=f"perhaps {near}" if near else "a name that `%detllm stamps` lists",
+            meant=nearest(label, [entry.label for entry in self._entries.values()]),
+            expected="a name that `%detllm stamps` lists",
         )
 
 

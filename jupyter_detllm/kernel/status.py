@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_detllm.controls.ledger import kernel_mark
 from jupyter_detllm.core.levels import DEFAULT_LEVEL, FALLBACK_LEVEL
-from jupyter_detllm.engines.base import Elsewhere, ShutdownReport
+from jupyter_detllm.engines.base import RemoteEngine, ShutdownReport
 from jupyter_detllm.kernel.live import verdict_line
 from jupyter_detllm.kernel.session import Session
 from jupyter_detllm.kernel.stamping import Ledger
@@ -102,7 +102,7 @@ def _self_test(session: Session) -> list[str]:
 def _elsewhere(session: Session) -> list[str]:
     """Say what a server cannot be known to do or to be; nothing for an engine of this process."""
     engine = session.engine
-    if not isinstance(engine, Elsewhere):
+    if not isinstance(engine, RemoteEngine):
         return []
     heads = ["unproven", *[""] * len(engine.unproven)]
     lines = [f"{head:<8} {text}" for head, text in zip(heads, engine.unproven, strict=False)]

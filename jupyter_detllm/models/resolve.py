@@ -6,13 +6,12 @@ cache's layout is read here directly, so that nothing heavy is imported.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from jupyter_detllm.errors import ModelError, installing
+from jupyter_detllm.errors import ModelError, installing, nearest
 from jupyter_detllm.models.cache import Progress
 from jupyter_detllm.models.demo import DEMO_NAME, fetch_demo
 
@@ -111,12 +110,12 @@ def _revision(name: str) -> str:
     snapshot = cached_snapshot(name)
     if snapshot is not None:
         return snapshot.name
-    near = difflib.get_close_matches(name, [DEMO_NAME], cutoff=0.7)
     if is_offline():
         raise ModelError(
             f"model {name!r} is not cached and the Hugging Face hub is switched off",
+            meant=nearest(name, [DEMO_NAME]),
             expected=_EXPECTED,
-            fix=near[0] if near else "the same with HF_HUB_OFFLINE=0",
+            fix="the same with HF_HUB_OFFLINE=0",
         )
     return hub_revision(name)
 

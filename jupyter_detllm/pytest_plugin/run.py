@@ -16,6 +16,7 @@ import pytest
 from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, diff_fingerprints
 from jupyter_detllm.core.notebook import read_notebook
+from jupyter_detllm.core.options import option_flag
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.promotion import Change, ChangeKind, Update, promote
 from jupyter_detllm.core.verdict import Verdict
@@ -109,7 +110,7 @@ class Settings:
         for name in ("cell_timeout", "startup_timeout", "max_tokens_total"):
             value = getattr(self, name)
             if value is not None and not value >= 1:
-                option = f"--detllm-{name.replace('_', '-')}"
+                option = option_flag(f"detllm_{name}")
                 raise UsageError(f"{option} is {value:g}", expected="1 or more")
         if self.update is None:
             return

@@ -14,7 +14,8 @@ from jupyter_detllm.controls.guard import apply
 from jupyter_detllm.controls.ledger import MARKER
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines.base import EngineSpec, ranks_of
+from jupyter_detllm.core.options import option_flag, option_name, ranks_of
+from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.vllm.options import (
     engine_arguments,
     engine_seed,
@@ -73,7 +74,7 @@ def given_options(words: Sequence[str]) -> dict[str, FieldValue]:
                 f"{word!r:.60} after -- belongs to no option", expected="--option value"
             )
         spelled, equals, text = word.partition("=")
-        name = spelled.lstrip("-").replace("-", "_")
+        name = option_name(spelled)
         value: FieldValue = text
         if not equals:
             value = True
@@ -86,7 +87,7 @@ def given_options(words: Sequence[str]) -> dict[str, FieldValue]:
 
 
 def _put(found: dict[str, FieldValue], name: str, value: FieldValue) -> None:
-    shown = f"--{name.replace('_', '-')}"
+    shown = option_flag(name)
     if name in _OWN_OPTIONS:
         raise UsageError(f"{shown} is not taken after --", fix=_OWN_OPTIONS[name])
     if name in found and name != "middleware":
@@ -98,13 +99,12 @@ def flags(options: Mapping[str, object]) -> list[str]:
     """Return options as words of a command line, in their order."""
     out: list[str] = []
     for name, value in options.items():
-        dashed = name.replace("_", "-")
         if isinstance(value, bool):
-            out.append(f"--{dashed}" if value else f"--no-{dashed}")
+            out.append(option_flag(name if value else f"no_{name}"))
         elif isinstance(value, (Mapping, list, tuple)):
-            out += [f"--{dashed}", json.dumps(value, sort_keys=True)]
+            out += [option_flag(name), json.dumps(value, sort_keys=True)]
         elif value is not None:
-            out += [f"--{dashed}", str(value)]
+            out += [option_flag(name), str(value)]
     return out
 
 
@@ -295,7 +295,7 @@ def _options(
     if chosen.get("enable_prefix_caching") or _more_than_one(chosen, method):
         name = "enable_prefix_caching" if chosen.get("enable_prefix_caching") else "max_num_seqs"
         raise UsageError(
-            f"the level invariant does not allow --{name.replace('_', '-')} "
+            f"the level invariant does not allow {option_flag(name)} "
             f"{chosen[name]} with the method {method.name}",
             fix="leave the option out, or --level seeded",
         )

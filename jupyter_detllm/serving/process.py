@@ -21,8 +21,8 @@ from typing import TextIO
 from urllib.parse import urlsplit
 
 from jupyter_detllm.core.stamp import ModelIdentity
-from jupyter_detllm.engines.base import EngineSpec
-from jupyter_detllm.engines.start import VLLM_SERVER, start_engine
+from jupyter_detllm.engines.base import VLLM_SERVER, EngineSpec
+from jupyter_detllm.engines.start import start_engine
 from jupyter_detllm.errors import EngineStartError, UsageError
 from jupyter_detllm.invariance.base import WORKER_FILE
 from jupyter_detllm.serving.middleware import SERVER_FILE

@@ -7,7 +7,6 @@ under, as far as it states them.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import time
@@ -27,9 +26,10 @@ from jupyter_detllm.core.policy import Policy, PolicyKind
 from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, facts_of, model_differences
-from jupyter_detllm.engines.base import EngineSpec
-from jupyter_detllm.engines.start import FAKE, Modifiers
-from jupyter_detllm.errors import DetLLMError, UsageError
+from jupyter_detllm.engines.base import FAKE, EngineSpec
+from jupyter_detllm.engines.start import Modifiers
+from jupyter_detllm.errors import DetLLMError, UsageError, nearest
+from jupyter_detllm.models import DEMO_NAME
 from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.probes.process import initial_environment
 from jupyter_detllm.verify.bisect_plan import (
@@ -136,10 +136,10 @@ def choose_cell(notebook: NotebookView, which: str | None, policy: Policy) -> Ce
     if named:
         return named[0]
     known = [cell.name or str(cell.number) for cell in notebook.cells]
-    near = difflib.get_close_matches(which, known, 1)
     raise UsageError(
         f"no stamped cell is named {which[:60]!r}",
-        expected=near[0] if near else ", ".join(list(labels)[:8]),
+        meant=nearest(which, known),
+        expected=", ".join(list(labels)[:8]),
     )
 
 
@@ -200,9 +200,6 @@ def _not_comparable(sides: Sides, policy: Policy) -> str:
     if compares and any(g.evidence is None for g in reference.generations):
         return f"the reference holds no evidence, which policy {policy} compares"
     return ""
-
-
-_OWN_MODELS = ("demo", "fake")
 
 
 def conditions_of(
@@ -279,7 +276,7 @@ def model_of(reference: Stamp, engine: str, asked: str | None) -> str:
         For a recorded model that the user has to name himself.
     """
     name = reference.model.name
-    if asked is not None or engine == FAKE or name in _OWN_MODELS:
+    if asked is not None or engine in (FAKE, name) or name in (DEMO_NAME, FAKE):
         return asked or name
     raise UsageError(
         f"the cell ran on {name[:80]!r}",

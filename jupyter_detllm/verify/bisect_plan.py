@@ -18,8 +18,9 @@ from jupyter_detllm.core.compare import Comparison
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.policy import Policy
-from jupyter_detllm.engines.start import FAKE, Modifiers
-from jupyter_detllm.errors import UsageError
+from jupyter_detllm.engines.base import FAKE, VLLM
+from jupyter_detllm.engines.start import Modifiers
+from jupyter_detllm.errors import UsageError, nearest
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.verify.engine_settings import ROWS
 
@@ -163,10 +164,10 @@ def _threads(text: str) -> bool:
 def _recorded_option(
     name: str, value: FieldValue, engine: str, platform: Platform
 ) -> Change | None:
-    if name == "engine.attention_backend" and engine != FAKE and platform is Platform.CPU:
+    if name == "engine.attention_backend" and engine == VLLM and platform is Platform.CPU:
         return None  # there is only one
     for row in ROWS:
-        if row.name == name and row.option and engine in row.engines:
+        if row.name == name and row.option:
             try:
                 # What the default reaches is reached by leaving the option out.
                 return Change({row.option: row.read(value)})
@@ -175,8 +176,8 @@ def _recorded_option(
     return None
 
 
-_VLLM = ("vllm",)
-_BOTH = ("fake", "vllm")
+_VLLM = (VLLM,)
+_BOTH = (FAKE, VLLM)
 _CPU, _CUDA = (Platform.CPU,), (Platform.CUDA,)
 _ANY = tuple(Platform)
 
@@ -328,16 +329,14 @@ def settings_named(text: str) -> tuple[str, ...]:
     UsageError
         For one that does not exist, with the nearest.
     """
-    from difflib import get_close_matches
-
     known = [row.name for row in SETTINGS]
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, 1, 0.5)
             raise UsageError(
                 f"there is no setting {name[:40]!r}",
-                expected=near[0] if near else ", ".join(known),
+                meant=nearest(name, known),
+                expected=", ".join(known),
             )
     return names
 

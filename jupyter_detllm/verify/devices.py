@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.engines.base import FAKE, VLLM_SERVER
 
 __all__ = ["CPU", "devices_for", "devices_held"]
 
 CPU = "cpu"
-_NEED_NONE = {"fake", "vllm-server"}
+_NEED_NONE = {FAKE, VLLM_SERVER}
 
 
 def devices_for(stamps: Iterable[Stamp]) -> tuple[str, ...]:

@@ -16,12 +16,12 @@ from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
 from jupyter_detllm.core.stamp import ModelIdentity, Stamp
 from jupyter_detllm.core.verdict import Facts, facts_of
-from jupyter_detllm.engines.start import FAKE, VLLM, VLLM_SERVER, Modifiers
+from jupyter_detllm.engines.base import FAKE, VLLM, VLLM_SERVER, named_engines
+from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.models.adapter import ADAPTER_OPTION
 from jupyter_detllm.probes.platform import Platform
 
 __all__ = [
-    "ENGINES",
     "ROWS",
     "Choice",
     "Chooser",
@@ -34,7 +34,6 @@ __all__ = [
     "settings_of",
 ]
 
-ENGINES = (FAKE, VLLM)
 _NAME = re.compile(r"[a-z0-9_-]{1,40}")
 _LORA = re.compile(r"on, rank ([0-9]{1,3}) at most")
 _BACKEND = re.compile(r"[A-Z0-9_]{1,40}")
@@ -73,7 +72,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One fingerprint field and the engine option that sets it.
+    """One fingerprint field and the option that sets it, in every engine that has the field.
 
     `read` returns the option's value, or None where the default reaches the field.
     """
@@ -81,7 +80,6 @@ class Row:
     name: str
     option: str
     read: Callable[[FieldValue], FieldValue]
-    engines: tuple[str, ...] = ENGINES
 
 
 def _among(*values: str) -> Callable[[FieldValue], FieldValue]:
@@ -140,27 +138,25 @@ def _off(value: FieldValue) -> FieldValue:
     return None
 
 
-_ONLY_VLLM = (VLLM,)
-
 ROWS: tuple[Row, ...] = (
     Row("engine.dtype", "dtype", _among(*_DTYPES)),
     Row("engine.quantization", "quantization", _matching(_NAME, "none")),
     Row("engine.kv_cache_dtype", "kv_cache_dtype", _matching(_NAME, "auto")),
     Row("engine.attention_backend", "attention_backend", _matching(_BACKEND)),
     Row("engine.tensor_parallel", "tensor_parallel_size", _integer(64, 1)),
-    Row("engine.pipeline_parallel", "pipeline_parallel_size", _integer(64, 1), _ONLY_VLLM),
-    Row("engine.data_parallel", "data_parallel_size", _integer(1, 1), _ONLY_VLLM),
+    Row("engine.pipeline_parallel", "pipeline_parallel_size", _integer(64, 1)),
+    Row("engine.data_parallel", "data_parallel_size", _integer(1, 1)),
     Row("engine.compile", "enforce_eager", _eager),
     Row("engine.max_num_seqs", "max_num_seqs", _integer(8192)),
     Row("engine.max_num_batched_tokens", "max_num_batched_tokens", _integer(1 << 20)),
     Row("engine.chunked_prefill", "enable_chunked_prefill", _flag),
     Row("engine.prefix_cache", "enable_prefix_caching", _flag),
-    Row("engine.async_scheduling", "async_scheduling", _flag, _ONLY_VLLM),
+    Row("engine.async_scheduling", "async_scheduling", _flag),
     Row("engine.max_model_len", "max_model_len", _integer(1 << 24)),
     Row("engine.block_size", "block_size", _integer(1024)),
-    Row("engine.logprobs_mode", "logprobs_mode", _among(*_LOGPROBS), _ONLY_VLLM),
-    Row("engine.speculative", "", _off, _ONLY_VLLM),
-    Row("engine.lora", "max_lora_rank", _lora_rank, _ONLY_VLLM),
+    Row("engine.logprobs_mode", "logprobs_mode", _among(*_LOGPROBS)),
+    Row("engine.speculative", "", _off),
+    Row("engine.lora", "max_lora_rank", _lora_rank),
 )
 """Every field that an option sets, with what is taken of it and in which bounds."""
 
@@ -181,16 +177,15 @@ def settings_of(
         return None, ("the recorded fingerprint is not in the notebook: its engine is unknown",)
     values = fingerprint.numerics
     name = values.get("engine.name")
-    if name not in ENGINES:
-        way = ": --engine URL sends it to one" if name == VLLM_SERVER else ", which is not run here"
+    if name not in (VLLM, *named_engines()):
+        server = name == VLLM_SERVER
+        way = ": --engine URL sends it to one" if server else ", which is not installed here"
         return None, (f"it was recorded with the engine {_shown(name)}{way}",)
     options: dict[str, FieldValue] = {}
     reasons = []
     for row in ROWS:
         value = values.get(row.name)
-        if value is None or name not in row.engines:
-            continue
-        if name == VLLM and _elsewhere(row, value, platform):
+        if value is None or (name == VLLM and _elsewhere(row, value, platform)):
             continue
         try:
             wanted = row.read(value)
@@ -259,9 +254,10 @@ def as_recorded(
         settings, reasons = settings_of(stamp.fingerprint, platform)
         if settings is None:
             return Choice(reasons=reasons)
-        # The fake engine loads nothing: any name will do.
         name = stamp.model.name
-        model = name if settings.engine == FAKE else models.get(name)
+        # The fake engine loads nothing, whatever the name; one used by its name alone has no
+        # model that a notebook could choose.
+        model = name if settings.engine in (FAKE, name) else models.get(name)
         if model is None:
             why = f"the model {name[:80]!r} is not allowed: --allow-model NAME_OR_PATH"
             return Choice(reasons=(why,))

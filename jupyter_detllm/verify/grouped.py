@@ -9,8 +9,7 @@ from typing import Protocol, TypeAlias
 from jupyter_detllm.core.generation import Generation
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
-from jupyter_detllm.engines.base import EngineSpec
-from jupyter_detllm.engines.start import VLLM_SERVER
+from jupyter_detllm.engines.base import VLLM_SERVER, EngineSpec
 from jupyter_detllm.errors import DetLLMError
 from jupyter_detllm.verify.job import Circumstances, Job, JobBatch, Listener, Scores, Task
 from jupyter_detllm.verify.plan import Group, Plan

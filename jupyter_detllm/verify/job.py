@@ -23,16 +23,17 @@ from jupyter_detllm.core.seeds import prompt_digest
 from jupyter_detllm.core.stamp import ModelIdentity, generation_json, request_json
 from jupyter_detllm.core.stamp_reader import read_generation, read_request
 from jupyter_detllm.engines.base import (
-    Elsewhere,
+    VLLM,
     Engine,
     EngineSpec,
     Progress,
+    RemoteEngine,
     SamplingOptions,
     Scorer,
     TokenScore,
     reach_of,
 )
-from jupyter_detllm.engines.start import VLLM, Modifiers, late_controls, model_identity, start
+from jupyter_detllm.engines.start import Modifiers, late_controls, model_identity, start
 from jupyter_detllm.errors import DetLLMError, EngineError, RequestError, UsageError
 from jupyter_detllm.verify.engine_settings import known_of
 
@@ -157,7 +158,7 @@ def run_job(job: Job, listener: Listener) -> None:
     try:
         engine = running.engine
         model = engine.model()
-        known = known_of(model, job.identity) if isinstance(engine, Elsewhere) else model
+        known = known_of(model, job.identity) if isinstance(engine, RemoteEngine) else model
         if known.digests() != job.identity.digests():
             listener.other_model(model)
             listener.finished()

@@ -17,7 +17,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView, check_cell
 from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp, source_digest
 from jupyter_detllm.core.verdict import Facts, Outcome, decide
-from jupyter_detllm.engines.start import VLLM
+from jupyter_detllm.engines.base import VLLM
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.models import DEMO_NAME
 from jupyter_detllm.verify.engine_settings import Chooser, Settings

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines.base import Engine, EngineSpec, Invariant
+from jupyter_detllm.engines.base import VLLM, Engine, EngineSpec, Invariant, engine_of
 from jupyter_detllm.engines.level_proof import forget, key_of, remember, room_in
 from jupyter_detllm.engines.selftest import (
     Form,
@@ -19,7 +19,7 @@ from jupyter_detllm.engines.selftest import (
     preemption_options,
     run_test,
 )
-from jupyter_detllm.engines.start import VLLM, Modifiers, RunningEngine, engine_of, start
+from jupyter_detllm.engines.start import Modifiers, RunningEngine, start
 from jupyter_detllm.errors import EngineError, RequestError, UsageError
 
 __all__ = ["Probing", "probe_engine", "probe_model"]

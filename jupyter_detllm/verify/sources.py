@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import difflib
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ from typing import TypeAlias
 
 from jupyter_detllm.core.notebook import JsonObject
 from jupyter_detllm.core.notebook_json import AmbiguousError, Kept, outline, read_whole
-from jupyter_detllm.errors import NotebookError
+from jupyter_detllm.errors import NotebookError, nearest
 
 __all__ = [
     "JsonStyle",
@@ -254,9 +253,8 @@ def _missing(path: Path) -> NotebookError:
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix == ".ipynb"]
     except OSError:
         names = []
-    near = difflib.get_close_matches(path.name, names, n=1)
-    fix = f"{path.parent / near[0]}" if near else None
-    return NotebookError(f"there is no file {path}", fix=fix)
+    near = nearest(path.name, names)
+    return NotebookError(f"there is no file {path}", meant=near and str(path.parent / near))
 
 
 def parse_notebook(raw: bytes, path: Path, *, whole: bool = False) -> JsonObject:

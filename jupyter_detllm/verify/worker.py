@@ -21,6 +21,7 @@ from typing import IO
 
 from jupyter_detllm.controls.guard import kernel_environment
 from jupyter_detllm.controls.ledger import MARKER
+from jupyter_detllm.core.options import ranks_of
 from jupyter_detllm.errors import DetLLMError, EngineError
 from jupyter_detllm.verify.job import Job, JsonListener, Listener, hear, job_json, read_job, run_job
 from jupyter_detllm.verify.kernels import ended_how, last_lines
@@ -173,8 +174,7 @@ class _Teller(JsonListener):
 
 def _is_alone(job: Job) -> bool:
     """Tell whether the engine has no process but this one."""
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    return all(job.spec.options.get(name) in (None, 1) for name in sizes)
+    return ranks_of(job.spec.options) == 1
 
 
 def _leave_with_parent() -> None:

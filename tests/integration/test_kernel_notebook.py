@@ -104,11 +104,11 @@ def test_a_mistake_is_one_line_and_stops_run_all() -> None:
 
     cells = execute(LOAD, USE, "%%detgen --temprature 0\nx", "%detllm stauts", "%%detgen\n \n")
     assert errors(cells[2]) == [
-        "UsageError: %%detgen has no option '--temprature'; expected perhaps --temperature. "
+        "UsageError: %%detgen has no option '--temprature'; did you mean --temperature? "
         "Try: %%detgen?"
     ]
     assert errors(cells[3]) == [
-        "UsageError: %detllm has no verb 'stauts'; expected perhaps status. Try: %detllm?"
+        "UsageError: %detllm has no verb 'stauts'; did you mean status? Try: %detllm?"
     ]
     assert errors(cells[4]) == [
         "RequestError: the cell has no prompt; expected text below the %%detgen line. "
@@ -210,7 +210,7 @@ def test_emit_puts_texts_and_stamps_out_again() -> None:
     assert cells[6]["outputs"] == cells[3]["outputs"] + cells[4]["outputs"]
     assert "One colour" in cells[3]["outputs"][0]["data"]["text/html"]
     assert "Secret" not in json.dumps(cells[4]["outputs"])
-    assert "expected perhaps pair" in errors(cells[7])[0]
+    assert "did you mean pair?" in errors(cells[7])[0]
     assert text(cells[8]) == text(cells[9])
     assert text(cells[9]).startswith("stamped cells\n  #2")
 

@@ -25,6 +25,7 @@ from jupyter_detllm.core.generation import (
 from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import (
+    FAKE,
     Capabilities,
     EngineSpec,
     GenerationResult,
@@ -71,7 +72,7 @@ class Breaking:
 
     def __init__(self, way: str, level: Level, sequential: bool) -> None:
         invariant = level is Level.INVARIANT
-        self._methods = ["fake", *(["sequential"] if sequential else [])] if invariant else []
+        self._methods = [FAKE, *(["sequential"] if sequential else [])] if invariant else []
         self._way = way if invariant else ""
         self._seen: Counter[Digest] = Counter()
 
@@ -118,7 +119,7 @@ def check_kernels(options: FakeOptions, method: str, asked: Reach) -> KernelChec
     # Whoever asks has the methods loaded; an engine at another level needs none of them.
     from jupyter_detllm.invariance.base import KernelCheck, KernelRow
 
-    if method != "fake" or not options.kernel_check:
+    if method != FAKE or not options.kernel_check:
         return None
     rows = tuple(
         KernelRow(name, _ROWS, 1, f"row 2 of {_ROWS}: other bits")
@@ -240,7 +241,7 @@ class FakeEngine:
         File that the engine's log is appended to.
     """
 
-    name = "fake"
+    name = FAKE
 
     def __init__(
         self,
@@ -439,12 +440,11 @@ class FakeEngine:
         for option, (name, _) in ENGINE_DEFAULTS.items():
             out[name] = self._options.setting(option)
         if int(self._options.setting("tensor_parallel_size") or 1) > 1:
-            out["engine.all_reduce"] = "fake"
+            out["engine.all_reduce"] = FAKE
         out["engine.compile"] = "eager" if self._options.setting("enforce_eager") else "compiled"
         out["engine.invariance"] = self.method if self.method != "off" else None
         out |= reach_field(self)
-        out["engine.sampler"] = "fake"
-        out["engine.logprobs_mode"] = "raw_logprobs"
+        out["engine.sampler"] = FAKE
         drifted = self._options.drifted_field()
         if drifted is not None:
             out[drifted[0]] = drifted[1]

@@ -15,8 +15,9 @@ from jupyter_detllm.core.evidence import TokenEvidence
 from jupyter_detllm.core.fields import FIELDS, Role, spec_of
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import Generation, Message, Sampling
+from jupyter_detllm.core.options import option_name
 from jupyter_detllm.engines.base import SamplingOptions, TokenScore
-from jupyter_detllm.errors import RequestError, UsageError
+from jupyter_detllm.errors import RequestError, UsageError, nearest
 from jupyter_detllm.models.adapter import read_adapter
 
 __all__ = [
@@ -154,6 +155,7 @@ ENGINE_DEFAULTS: Mapping[str, tuple[str, FieldValue]] = {
     "enable_prefix_caching": ("engine.prefix_cache", False),
     "enable_chunked_prefill": ("engine.chunked_prefill", True),
     "enforce_eager": ("engine.compile", True),
+    "logprobs_mode": ("engine.logprobs_mode", "raw_logprobs"),
 }
 """Option as vLLM spells it: its fingerprint field and default. Any other value drifts."""
 
@@ -202,7 +204,7 @@ class FakeOptions:
         values: dict[str, FieldValue] = {}
         engine: dict[str, FieldValue] = {}
         for spelled, value in options.items():
-            name = spelled.removeprefix("--").replace("-", "_")
+            name = option_name(spelled)
             if name in own:
                 values[name] = _typed_option(name, value, own[name])
             elif name in ENGINE_DEFAULTS:
@@ -289,10 +291,7 @@ def _typed_option(name: str, value: FieldValue, default: object) -> FieldValue:
 def _unknown_option(
     name: str, known: list[str], what: str = "option of the fake engine"
 ) -> UsageError:
-    from difflib import get_close_matches
-
-    nearest = get_close_matches(name.replace("-", "_"), known, 1, 0.4)
-    return UsageError(f"{name[:60]!r} is no {what}", fix=nearest[0] if nearest else None)
+    return UsageError(f"{name[:60]!r} is no {what}", meant=nearest(option_name(name), known))
 
 
 _NEAR_TIE_SLOT = 2

@@ -32,7 +32,7 @@ __all__ = [
     "Address",
     "Connection",
     "CutOffError",
-    "Patience",
+    "RetryPolicy",
     "StatusError",
     "printable",
 ]
@@ -228,7 +228,7 @@ _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How long a server is waited for.
 
     Attributes
@@ -263,21 +263,21 @@ class Connection:
         When the HTTP client is not installed.
     """
 
-    def __init__(self, address: Address, patience: Patience, most: int) -> None:
+    def __init__(self, address: Address, retries: RetryPolicy, most: int) -> None:
         self.address = address
-        self.patience = patience
+        self.retries = retries
         self._most = most
         self._httpx = _import_httpx()
         self._opened: Any = None
 
     def _client(self) -> Any:
         if self._opened is None:
-            httpx, patience = self._httpx, self.patience
+            httpx, retries = self._httpx, self.retries
             key = os.environ.get(API_KEY_VARIABLE, "")
             self._opened = httpx.AsyncClient(
                 base_url=self.address.base,
                 headers={"Authorization": f"Bearer {key}"} if key else {},
-                timeout=httpx.Timeout(patience.silence, connect=patience.connect, pool=None),
+                timeout=httpx.Timeout(retries.silence, connect=retries.connect, pool=None),
                 limits=httpx.Limits(
                     max_connections=self._most, max_keepalive_connections=self._most
                 ),
@@ -368,8 +368,8 @@ class Connection:
 
     async def _patiently(self, once: Callable[[], Awaitable[Result]]) -> Result:
         """Try until it works, or the server has said something that stays true."""
-        for attempt in range(1, self.patience.tries + 1):
-            last = attempt == self.patience.tries
+        for attempt in range(1, self.retries.tries + 1):
+            last = attempt == self.retries.tries
             asked: float | None = None
             try:
                 return await once()
@@ -381,12 +381,12 @@ class Connection:
                 # One that is only slow would get the same work twice.
                 if last or isinstance(error, self._httpx.ReadTimeout):
                     raise self._silent(error, attempt) from None
-            await asyncio.sleep(self.patience.pause(attempt, asked))
+            await asyncio.sleep(self.retries.pause(attempt, asked))
         raise AssertionError("the last try returns or raises")
 
     def _silent(self, error: Exception, attempts: int) -> EngineError:
         if isinstance(error, self._httpx.ReadTimeout):
-            what = f"the server {self.address} said nothing for {self.patience.silence:g} s"
+            what = f"the server {self.address} said nothing for {self.retries.silence:g} s"
             return EngineError(what, fix="%detllm use URL --timeout SECONDS")
         why = "the answer broke off" if isinstance(error, CutOffError) else reason(error)
         tried = f" ({attempts} tries)" if attempts > 1 else ""
@@ -405,7 +405,7 @@ class Connection:
                 expected=f"its API key in the variable {API_KEY_VARIABLE}",
             )
         if error.status in _RETRIED or error.status >= 500:
-            tries = self.patience.tries
+            tries = self.retries.tries
             return EngineError(f"the server {self.address} answers {said} ({tries} tries)")
         if error.status < 400:
             return EngineError(

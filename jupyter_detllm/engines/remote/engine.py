@@ -22,6 +22,7 @@ from jupyter_detllm.core.generation import GenerationRequest, Prompt, PromptKind
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import (
+    VLLM_SERVER,
     Capabilities,
     EngineSpec,
     Gaps,
@@ -259,7 +260,7 @@ class VLLMRemoteEngine:
         When there is no such server, model or endpoint.
     """
 
-    name = "vllm-server"
+    name = VLLM_SERVER
 
     def __init__(self, spec: EngineSpec, *, progress: Callable[[str], None] | None = None) -> None:
         self.spec = spec
@@ -267,7 +268,7 @@ class VLLMRemoteEngine:
             raise _not_repeatable()
         options = RemoteOptions.read(spec.options)
         self.concurrency = options.concurrency
-        self._server = Connection(Address.parse(spec.model), options.patience, self.concurrency)
+        self._server = Connection(Address.parse(spec.model), options.retries, self.concurrency)
         self._loop = Background()
         self._closed = False
         self.self_test: object = None

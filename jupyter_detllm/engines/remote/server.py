@@ -8,7 +8,6 @@ read with bounds.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -20,8 +19,9 @@ from jupyter_detllm.core.canonical import Digest
 from jupyter_detllm.core.fields import spec_of
 from jupyter_detllm.core.fingerprint import MAX_FIELDS, MAX_VALUE_CHARS, FieldValue
 from jupyter_detllm.core.generation import Prompt, PromptKind, Sampling
+from jupyter_detllm.core.options import option_name
 from jupyter_detllm.core.stamp import ModelIdentity
-from jupyter_detllm.engines.remote.client import Connection, Patience, printable
+from jupyter_detllm.engines.remote.client import Connection, RetryPolicy, printable
 from jupyter_detllm.engines.remote.generate import COMPLETIONS, body_of, read_stream
 from jupyter_detllm.engines.requests import Job
 from jupyter_detllm.errors import (
@@ -30,6 +30,7 @@ from jupyter_detllm.errors import (
     EngineStartError,
     RequestError,
     UsageError,
+    nearest,
 )
 from jupyter_detllm.probes.engine import ENGINE_READERS
 
@@ -46,7 +47,7 @@ __all__ = [
     "tokenize",
 ]
 
-_DEFAULT_PATIENCE = Patience()
+_DEFAULT_RETRIES = RetryPolicy()
 _CONCURRENCY = 128
 
 
@@ -60,13 +61,13 @@ class RemoteOptions:
         Name under which the server serves it; "" where it serves one.
     concurrency
         Most requests in flight.
-    patience
+    retries
         How long it is waited for.
     """
 
     model: str = ""
     concurrency: int = _CONCURRENCY
-    patience: Patience = _DEFAULT_PATIENCE
+    retries: RetryPolicy = _DEFAULT_RETRIES
 
     @classmethod
     def read(cls, options: Mapping[str, FieldValue]) -> RemoteOptions:
@@ -79,22 +80,21 @@ class RemoteOptions:
         """
         found: dict[str, FieldValue] = {}
         for given, value in options.items():
-            name = given.removeprefix("--").replace("-", "_")
+            name = option_name(given)
             if name not in _OPTION_READERS:
-                near = difflib.get_close_matches(name, _OPTION_READERS, n=1, cutoff=0.6)
-                known = ", ".join(sorted(_OPTION_READERS))
                 raise UsageError(
                     f"a server takes no engine option {given!r:.60} from here",
-                    expected=f"perhaps {near[0]!r}" if near else known,
+                    meant=nearest(name, _OPTION_READERS),
+                    expected=", ".join(sorted(_OPTION_READERS)),
                     fix="jupyter detllm serve MODEL -- --OPTION VALUE, where it is started",
                 )
             found[name] = _OPTION_READERS[name](name, value)
         return cls(
             str(found.get("model", "")),
             int(found.get("concurrency") or _CONCURRENCY),
-            Patience(
-                tries=int(found.get("tries") or _DEFAULT_PATIENCE.tries),
-                silence=float(found.get("timeout") or _DEFAULT_PATIENCE.silence),
+            RetryPolicy(
+                tries=int(found.get("tries") or _DEFAULT_RETRIES.tries),
+                silence=float(found.get("timeout") or _DEFAULT_RETRIES.silence),
             ),
         )
 
@@ -461,11 +461,10 @@ def _served(data: Any, wanted: str, server: Connection) -> Mapping[str, Any]:
             expected="one model to be named",
             fix=f"%detllm use {server.address} --model {names[0] if names else 'NAME'}",
         )
-    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
     raise EngineStartError(
         f"{server.address} does not serve {wanted!r:.80}",
         expected=listed,
-        fix=f"%detllm use {server.address} --model {(near or names or ['NAME'])[0]}",
+        fix=f"%detllm use {server.address} --model {nearest(wanted, names) or [*names, 'NAME'][0]}",
     )
 
 

@@ -30,6 +30,7 @@ from jupyter_detllm.core.generation import (
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import (
+    VLLM,
     Capabilities,
     EngineSpec,
     GenerationResult,
@@ -448,7 +449,7 @@ class VLLMOfflineEngine:
         When vLLM does not start.
     """
 
-    name = "vllm"
+    name = VLLM
     capabilities = Capabilities(
         evidence=True,
         beam_search=True,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.options import option_name
 from jupyter_detllm.engines.base import EngineSpec
-from jupyter_detllm.errors import UsageError
+from jupyter_detllm.errors import UsageError, nearest
 from jupyter_detllm.models.adapter import ADAPTER_OPTION, Adapter, read_adapter
 
 __all__ = [
@@ -147,22 +147,18 @@ def check_options(
     """
     out: dict[str, object] = {}
     for given, value in options.items():
-        name = given.removeprefix("--").replace("-", "_")
+        name = option_name(given)
         if name in _OURS:
             raise UsageError(f"the engine option {given!r} is not taken here", fix=_OURS[name])
         if name not in names:
             raise UsageError(
                 f"vLLM has no engine option {given!r}",
-                expected=_nearest(name, names),
+                meant=nearest(name, names),
+                expected="an argument of vllm.EngineArgs",
                 fix="%detllm use MODEL without it",
             )
         out[name] = _typed(name, value, names[name])
     return out
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"perhaps {near[0]!r}" if near else "an argument of vllm.EngineArgs"
 
 
 def _typed(name: str, value: FieldValue, kind: type) -> object:
@@ -326,7 +322,7 @@ def split_adapter(spec: EngineSpec) -> tuple[EngineSpec, Adapter | None]:
         For a folder without an adapter.
     """
     options = dict(spec.options)
-    given = [name for name in options if name.removeprefix("--") == ADAPTER_OPTION]
+    given = [name for name in options if option_name(name) == ADAPTER_OPTION]
     if not given:
         return spec, None
     value = options.pop(given[0])

@@ -49,7 +49,7 @@ from jupyter_detllm.models import ResolvedModel
 from jupyter_detllm.probes.software import REMOVE_VISION, misfit_here
 
 __all__ = [
-    "InForce",
+    "ActiveMethod",
     "Started",
     "TorchState",
     "forget_distributed",
@@ -237,7 +237,7 @@ _READ_EACH_STEP = frozenset({"VLLM_CPU_ATTN_SPLIT_KV"})
 """Variables of methods that vLLM reads in every step: taking them back takes effect."""
 
 
-class InForce:
+class ActiveMethod:
     """Which method is in force; none at other levels than `invariant`.
 
     Parameters
@@ -482,7 +482,7 @@ class Started:
     llm: Any
     torch_state: TorchState
     compile_cache: str | None
-    invariance: InForce
+    invariance: ActiveMethod
     ranks: Ranks
 
 
@@ -541,7 +541,7 @@ def _explained(line: str, log_path: Path) -> tuple[str, str]:
 
 
 def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) -> Started:
-    invariance = InForce(spec)
+    invariance = ActiveMethod(spec)
     report("importing vLLM")
     llm_class, names, cpu = _import_vllm()
     rebind_logger(log)

@@ -204,6 +204,7 @@ OTHER_SETTINGS: Options = {
     "enable_prefix_caching": "true",
     "enable_chunked_prefill": False,
     "enforce_eager": False,
+    "logprobs_mode": "processed_logprobs",
 }
 
 

@@ -19,9 +19,10 @@ import pytest
 
 from jupyter_detllm.core.fingerprint import Fingerprint, diff_fingerprints
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines.base import EngineSpec, ranks_of
+from jupyter_detllm.core.options import ranks_of
+from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.vllm.engine import VLLMOfflineEngine
-from jupyter_detllm.engines.vllm.start import InForce, _explained
+from jupyter_detllm.engines.vllm.start import ActiveMethod, _explained
 from jupyter_detllm.engines.vllm.steps import (
     Ranks,
     answer_again,
@@ -334,13 +335,13 @@ def test_on_cpu_two_ranks_refuse_the_level_with_one_reason(
     monkeypatch.setattr("jupyter_detllm.engines.vllm.start.this_host", lambda given: host)
     spec = EngineSpec("demo", Level.INVARIANT, options, sequential=False)
     with pytest.raises(InvarianceError) as refused:
-        InForce(spec)
+        ActiveMethod(spec)
     assert refused.value.what == (
         "no method of batch invariance is for this engine (cpu-fixed-tiles: "
         "the engine's workers are other processes with tensor or pipeline "
         "parallelism; hopper-one-kernel, vllm-flag: it is for GPUs)"
     )
-    assert InForce(EngineSpec("demo", Level.INVARIANT, options)).name == "sequential"
+    assert ActiveMethod(EngineSpec("demo", Level.INVARIANT, options)).name == "sequential"
 
 
 def test_what_two_ranks_on_one_node_need_is_said(tmp_path: Path) -> None:

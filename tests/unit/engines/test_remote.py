@@ -11,15 +11,15 @@ import pytest
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import (
-    Elsewhere,
     Engine,
     EngineSpec,
     Progress,
+    RemoteEngine,
     SamplingOptions,
     load_engine,
 )
 from jupyter_detllm.engines.remote import server as remote_options
-from jupyter_detllm.engines.remote.client import Patience
+from jupyter_detllm.engines.remote.client import RetryPolicy
 from jupyter_detllm.engines.remote.engine import VLLMRemoteEngine
 from jupyter_detllm.errors import (
     ControlError,
@@ -60,7 +60,7 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Patience, "pause", lambda self, attempt, asked: 0.001)
+    monkeypatch.setattr(RetryPolicy, "pause", lambda self, attempt, asked: 0.001)
 
 
 @pytest.mark.parametrize("check", engine_contract.CHECKS, ids=lambda check: check.__name__)
@@ -72,7 +72,7 @@ def test_an_option_of_the_servers_is_refused_before_anything_is_asked(server: Fa
     with pytest.raises(UsageError, match=r"'max_model_len'.*jupyter detllm serve") as caught:
         remote(server, max_model_len=64)
     assert "\n" not in str(caught.value)
-    with pytest.raises(UsageError, match="perhaps 'timeout'"):
+    with pytest.raises(UsageError, match=r"did you mean timeout\?"):
         remote(server, timeuot=3)
     assert not server.seen
 
@@ -87,7 +87,7 @@ def test_it_is_found_by_name() -> None:
 
 def test_what_the_server_computes_arrives_bit_for_bit(server: FakeServer) -> None:
     engine = remote(server)
-    assert isinstance(engine, Elsewhere)
+    assert isinstance(engine, RemoteEngine)
     texts = ["Grüße 🎉 aus Köln", "two", Prompt.chat("x", system="y")]
     for options in (GREEDY, SAMPLED):
         requests = engine_contract.ask(engine, texts, options=options)
@@ -200,7 +200,7 @@ def test_silence_is_not_asked_twice(server: FakeServer, monkeypatch: pytest.Monk
     patient = remote(server)
     requests = engine_contract.ask(patient, ["one"])
     patient.shutdown()
-    monkeypatch.setattr(remote_options, "_DEFAULT_PATIENCE", Patience(silence=0.2))
+    monkeypatch.setattr(remote_options, "_DEFAULT_RETRIES", RetryPolicy(silence=0.2))
     engine = remote(server)
     before = len(server.asked(PATH))
     server.faults[PATH] = [Fault(silent=0.4)]

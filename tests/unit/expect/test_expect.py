@@ -21,7 +21,7 @@ from jupyter_detllm.errors import ExpectationError, GenerationInterrupted, Usage
 from jupyter_detllm.expect import expectation
 from jupyter_detllm.expect.expectation import MAX_PATTERN, expectation_of, from_line, mismatches
 from jupyter_detllm.kernel.cells import Ending, RunningCells
-from jupyter_detllm.kernel.expecting import Expect, Unmet, generate_expected
+from jupyter_detllm.kernel.expecting import Expect, OnMismatch, generate_expected
 from jupyter_detllm.kernel.prompts import Ask
 from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.kernel.stamping import Recorder
@@ -148,8 +148,8 @@ def test_tries_are_bounded(tries: Any) -> None:
 
 
 def test_unmet_is_one_of_two() -> None:
-    assert Expect.of("a", None, None).unmet is Unmet.ERROR
-    assert Expect.of("a", None, "warn").unmet is Unmet.WARN
+    assert Expect.of("a", None, None).unmet is OnMismatch.ERROR
+    assert Expect.of("a", None, "warn").unmet is OnMismatch.WARN
     with pytest.raises(UsageError, match="error or warn"):
         Expect.of("a", None, "ignore")
 
@@ -259,7 +259,7 @@ def test_what_is_not_sampled_is_not_tried_again(
     assert len(seen) == 1
     assert found.problem.endswith("another try would give the same text")
     with pytest.raises(ExpectationError, match="--temperature"):
-        type(found)(found.generations, found.problem, Unmet.ERROR, fixed=True).settle(print)
+        type(found)(found.generations, found.problem, OnMismatch.ERROR, fixed=True).settle(print)
     emitted = session.recorder.close(Ending(None, "", None, True))
     assert emitted is not None
     attempt = emitted.stamp.calls[0].attempt

@@ -65,7 +65,7 @@ def test_fill_does_not_fill_what_it_filled() -> None:
 
 
 def test_fill_refuses_what_is_missing_and_hints() -> None:
-    with pytest.raises(RequestError, match=r"not defined; expected perhaps \{country\}"):
+    with pytest.raises(RequestError, match=r"not defined; did you mean \{country\}\?"):
         fill("{cuntry}", {"country": "x"})
 
 
@@ -102,7 +102,7 @@ def test_messages_with_text_parts() -> None:
         ("text", "not a list"),
         ([3], r"not \{role, content\}"),
         ([{"role": "user"}], r"not \{role, content\}"),
-        ([{"role": "usr", "content": "x"}], "perhaps user"),
+        ([{"role": "usr", "content": "x"}], "did you mean user?"),
         ([{"role": 3, "content": "x"}], "3 is not a role"),
         ([{"role": "user", "content": 3}], "content is not text"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "a part that is not text"),

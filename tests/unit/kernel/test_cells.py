@@ -113,5 +113,5 @@ def test_without_cell_ids_a_name_is_never_taken() -> None:
 def test_an_unknown_label_has_a_hint() -> None:
     ledger = Ledger()
     ledger.add(emitted("haiku"))
-    with pytest.raises(UsageError, match="perhaps haiku"):
+    with pytest.raises(UsageError, match=r"did you mean haiku\?"):
         ledger.find("haku")

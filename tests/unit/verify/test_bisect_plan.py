@@ -167,7 +167,7 @@ def test_an_option_the_default_reaches_is_left_out_again() -> None:
 def test_unknown_settings_are_refused_with_the_nearest() -> None:
     assert settings_named(" alone, float32 ,") == ("alone", "float32")
     assert settings_named("") == ()
-    with pytest.raises(UsageError, match="expected prefix-cache-off"):
+    with pytest.raises(UsageError, match=r"did you mean prefix-cache-off\?"):
         settings_named("prefix-cache-of")
     with pytest.raises(UsageError, match="expected alone, "):
         settings_named("zzz")

@@ -136,7 +136,7 @@ def test_a_backend_named_by_a_path_is_refused_on_a_gpu() -> None:
 def test_only_known_engines_are_started(name: FieldValue) -> None:
     settings, reasons = of({"engine.name": name})
     assert settings is None
-    assert "is not run here" in reasons[0]
+    assert "is not installed here" in reasons[0]
 
 
 def test_a_lost_fingerprint_is_a_reason() -> None:

@@ -18,7 +18,7 @@ from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.vllm import start
-from jupyter_detllm.engines.vllm.start import InForce
+from jupyter_detllm.engines.vllm.start import ActiveMethod
 from jupyter_detllm.errors import InvarianceError, installing
 from jupyter_detllm.invariance import candidates, one_at_a_time, reasons_against
 from jupyter_detllm.invariance.base import Host
@@ -81,9 +81,9 @@ class Engine:
         return True
 
 
-def in_force(monkeypatch: pytest.MonkeyPatch, host: Host = EPYC, **more: Any) -> InForce:
+def in_force(monkeypatch: pytest.MonkeyPatch, host: Host = EPYC, **more: Any) -> ActiveMethod:
     monkeypatch.setattr("jupyter_detllm.engines.vllm.start.this_host", lambda given: host)
-    return InForce(EngineSpec("m", Level.INVARIANT, **more))
+    return ActiveMethod(EngineSpec("m", Level.INVARIANT, **more))
 
 
 def test_an_engine_goes_on_at_the_fallback_and_the_variable_is_taken_back(
