@@ -40,16 +40,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from jupyter_detllm.api import cells as cells
-    from jupyter_detllm.api import check as check
-    from jupyter_detllm.api import compare as compare
     from jupyter_detllm.api import fingerprint as fingerprint
     from jupyter_detllm.api import generate as generate
     from jupyter_detllm.api import last_stamp as last_stamp
     from jupyter_detllm.api import metrics as metrics
     from jupyter_detllm.api import probe as probe
     from jupyter_detllm.api import release as release
-    from jupyter_detllm.api import replay as replay
-    from jupyter_detllm.api import rerun as rerun
     from jupyter_detllm.api import use as use
     from jupyter_detllm.controls.seeding import generator as generator
     from jupyter_detllm.controls.seeding import seed_child as seed_child
@@ -60,13 +56,15 @@ if TYPE_CHECKING:
     from jupyter_detllm.core.generation import PromptKind as PromptKind
     from jupyter_detllm.core.stamp import Stamp as Stamp
     from jupyter_detllm.errors import DetLLMError as DetLLMError
+    from jupyter_detllm.notebooks import check as check
+    from jupyter_detllm.notebooks import compare as compare
+    from jupyter_detllm.notebooks import replay as replay
+    from jupyter_detllm.notebooks import rerun as rerun
 
 _LAZY = {
-    **dict.fromkeys(
-        ("cells", "check", "fingerprint", "generate", "last_stamp", "metrics", "release", "use"),
-        "api",
-    ),
-    **dict.fromkeys(("compare", "probe", "replay", "rerun"), "api"),
+    **dict.fromkeys(("cells", "fingerprint", "generate", "last_stamp", "metrics"), "api"),
+    **dict.fromkeys(("probe", "release", "use"), "api"),
+    **dict.fromkeys(("check", "compare", "replay", "rerun"), "notebooks"),
     **dict.fromkeys(("generator", "seed_child", "worker_init_fn"), "controls.seeding"),
     **dict.fromkeys(("Generation", "Message", "Prompt", "PromptKind"), "core.generation"),
     "DetLLMError": "errors",

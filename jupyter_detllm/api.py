@@ -5,27 +5,20 @@ In a notebook it shares engine, seeds and stamps with the magics: a cell that ca
 displayed, each call is what a cell is in a notebook, and `last_stamp` returns what a
 cell would have kept.
 
-`check`, `compare`, `rerun`, `replay` and `probe` do what the commands of the same names
-do. The first four return a `Report`: ``exit_code`` as the command's, ``cells`` with a
-verdict each. What they execute runs in processes of their own, so that this one needs no
-engine; on a GPU the memory that an engine of this kernel holds is missing there.
+What is done with notebook files is in `jupyter_detllm.notebooks`.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from jupyter_detllm.controls.seeding import generator, worker_init_fn
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation
-from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import SamplingOptions, ShutdownReport
-from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel.cells import Ending, current_shell
 from jupyter_detllm.kernel.expecting import Expect, generate_expected
 from jupyter_detllm.kernel.prompts import (
@@ -42,14 +35,10 @@ from jupyter_detllm.metering.measures import Metrics
 
 if TYPE_CHECKING:
     from jupyter_detllm.engines.selftest import SelfTest
-    from jupyter_detllm.verify.report import Report
 
 __all__ = [
-    "PathOrText",
     "PromptLike",
     "cells",
-    "check",
-    "compare",
     "fingerprint",
     "generate",
     "generator",
@@ -57,8 +46,6 @@ __all__ = [
     "metrics",
     "probe",
     "release",
-    "replay",
-    "rerun",
     "use",
     "worker_init_fn",
 ]
@@ -230,35 +217,6 @@ def fingerprint() -> Fingerprint:
     return current_session().fingerprint()
 
 
-def check(path: str | Path, *, policy: str | None = None) -> Report:
-    """Check a notebook file: nothing is executed, no engine is needed.
-
-    Parameters
-    ----------
-    path
-        The notebook.
-    policy
-        ``tokens`` (the default), ``bitwise``, ``within(ATOL)`` or ``prefix(N)``.
-
-    Returns
-    -------
-    Report
-        ``exit_code`` as that of `jupyter detllm check`, and ``cells`` with a ``verdict``.
-
-    Raises
-    ------
-    UsageError
-        For what is no path, or no policy.
-    """
-    from jupyter_detllm.verify.service import check_paths
-
-    if not isinstance(path, (str, PathLike)):
-        raise UsageError(f"the notebook is a {type(path).__name__}", expected="a path")
-    if policy is not None and not isinstance(policy, str):
-        raise UsageError(f"the policy is a {type(policy).__name__}", expected="text")
-    return check_paths([path], Policy.parse(policy) if policy is not None else None)
-
-
 def _session() -> Session:
     shell = current_shell()
     if shell is not None:
@@ -299,116 +257,6 @@ def _run(session: Session, ask: Ask, expect: Expect | None) -> list[Generation]:
     return list(outcome.generations)
 
 
-PathOrText: TypeAlias = str | Path
-"""A file, as text or as a path."""
-
-
-def compare(left: PathOrText, right: PathOrText, *, policy: str | None = None) -> Report:
-    """Compare two notebooks, two fingerprints, or one of each; nothing is executed.
-
-    Parameters
-    ----------
-    left, right
-        Files; in the report they are A and B. Of a notebook the stamps in its outputs
-        count, and its references where it has none.
-    policy
-        ``tokens`` (the default), ``bitwise``, ``within(ATOL)`` or ``prefix(N)``.
-
-    Returns
-    -------
-    Report
-        A verdict per cell; what differs in the environment, the likeliest first.
-
-    Raises
-    ------
-    UsageError
-        For what is no path, or no policy.
-    """
-    from jupyter_detllm.verify.compare import compare_paths
-
-    first, second = _paths((left, right))
-    return compare_paths(first, second, _policy(policy))
-
-
-def rerun(
-    *notebooks: PathOrText,
-    policy: str | None = None,
-    save: bool = False,
-    kernel: str | None = None,
-    cell_timeout: float = 600.0,
-) -> Report:
-    """Execute a copy of each notebook in a fresh kernel and compare it with its references.
-
-    Parameters
-    ----------
-    *notebooks
-        Files; they stay as they are without `save`.
-    policy
-        As for `compare`.
-    save
-        Write the new outputs to the files whose cells all ran.
-    kernel
-        Name of an installed kernel; this environment's Python by default.
-    cell_timeout
-        Longest a cell may run, in seconds.
-
-    Returns
-    -------
-    Report
-        A verdict per stamped cell.
-
-    Raises
-    ------
-    UsageError
-        For what is no path, or no policy.
-    """
-    from jupyter_detllm.verify.rerun import ExecutionOptions, rerun_paths
-
-    options = ExecutionOptions(kernel, cell_timeout)
-    return rerun_paths(_paths(notebooks), _policy(policy), options=options, save=save)
-
-
-def replay(
-    *notebooks: PathOrText,
-    policy: str | None = None,
-    models: Sequence[str] = (),
-    max_tokens_total: int | None = None,
-) -> Report:
-    """Send the recorded requests of notebooks to an engine again; no code of theirs is run.
-
-    Parameters
-    ----------
-    *notebooks
-        Files; none is written.
-    policy
-        As for `compare`.
-    models
-        Models and folders that notebooks may ask for besides ``demo``, folders of LoRA
-        adapters among them: a notebook chooses nothing that is loaded.
-    max_tokens_total
-        Most prompt and new tokens of the whole run (200,000 by default).
-
-    Returns
-    -------
-    Report
-        A verdict per stamped cell.
-
-    Raises
-    ------
-    UsageError
-        When the notebooks ask for more than is allowed.
-    """
-    from jupyter_detllm.verify.plan import Permissions
-    from jupyter_detllm.verify.replay import replay_paths
-
-    if isinstance(models, str):
-        raise UsageError(f"models is the text {models[:40]!r}", expected="a list of names")
-    permissions = Permissions(models=tuple(models))
-    if max_tokens_total is not None:
-        permissions = Permissions(max_tokens_total, tuple(models))
-    return replay_paths(_paths(notebooks), _policy(policy), permissions=permissions).report
-
-
 def probe(*, short: bool = False) -> SelfTest:
     """Test whether generations of the running engine depend on what shares their batch.
 
@@ -431,21 +279,3 @@ def probe(*, short: bool = False) -> SelfTest:
     from jupyter_detllm.kernel.session import run_probe
 
     return run_probe(current_session(), short=short)
-
-
-def _paths(given: Sequence[object]) -> list[PathOrText]:
-    if not given:
-        raise UsageError("there is no file", expected="at least one")
-    paths = [Path(item) for item in given if isinstance(item, (str, PathLike))]
-    if len(paths) < len(given):
-        kind = next(type(i).__name__ for i in given if not isinstance(i, (str, PathLike)))
-        raise UsageError(f"a notebook is a {kind}", expected="paths")
-    return list(paths)
-
-
-def _policy(policy: object) -> Policy | None:
-    if policy is None:
-        return None
-    if not isinstance(policy, str):
-        raise UsageError(f"the policy is a {type(policy).__name__}", expected="text")
-    return Policy.parse(policy)

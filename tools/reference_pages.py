@@ -16,12 +16,11 @@ from jupyter_detllm.cli import COMMANDS
 from jupyter_detllm.cli import main as cli_main
 from jupyter_detllm.cli._options import PROG, Parser
 from jupyter_detllm.kernel.arguments import (
-    VERB_PARSERS,
     ArgumentParser,
     detgen_parser,
     setup_parser,
-    verb_parser,
 )
+from jupyter_detllm.kernel.commands import VERBS
 from jupyter_detllm.kernel.config import DetLLM
 from jupyter_detllm.serverext import DetLLMServer
 from tools.markdown import NOTE, table
@@ -127,7 +126,7 @@ def magics() -> str:
         "`%load_ext jupyter_detllm` brings a line magic and a cell magic. `%detllm?` and "
         "`%%detgen?` show the same with examples; Tab completes verbs, options and models.\n",
     ]
-    parsers = [setup_parser(), *(verb_parser(verb) for verb in VERB_PARSERS), detgen_parser()]
+    parsers = [setup_parser(), *(verb.parser for verb in VERBS.values()), detgen_parser()]
     for parser in parsers:
         parts += _magic(parser)
     return "\n".join(parts)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
-from jupyter_detllm.cli._options import PROG, Parser, nearest
-from jupyter_detllm.errors import DetLLMError, UsageError
+from jupyter_detllm.cli._options import PROG, Parser
+from jupyter_detllm.errors import DetLLMError, UsageError, nearest
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -20,16 +20,13 @@ _BROKEN_PIPE = 141
 
 
 class _Module(Protocol):
-    NAME: str
-    HELP: str
-
     def configure(self, parser: argparse.ArgumentParser) -> None: ...
     def run(self, args: argparse.Namespace) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A row of the table: a name, its one-line help, and where it is."""
+    """A row of the table: a name, which is its module's, and its one-line help."""
 
     name: str
     help: str
@@ -53,7 +50,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("show", "list the stamped cells of a notebook"),
     Command("fingerprint", "print the environment's fingerprint, or a notebook's"),
     Command(
-        "doctor", "look at machine, environment and notebooks: what is wrong, and what mends it"
+        "doctor", "look at machine, environment and notebooks: what is wrong, and what fixes it"
     ),
     Command("kernel", "install, list or remove a kernel whose controls are set before Python"),
     Command("export", "turn a stamped environment into requirements, a lock file, a Dockerfile"),
@@ -147,12 +144,11 @@ def _find(name: str) -> Command:
         if command.name == name:
             return command
     names = [command.name for command in COMMANDS]
-    near = nearest(name, names)
-    kind = "option" if name.startswith("-") else "command"
     raise UsageError(
-        f"there is no {kind} {name[:40]!r}",
+        f"there is no {'option' if name.startswith('-') else 'command'} {name[:40]!r}",
+        meant=nearest(name, names),
         expected=", ".join(names),
-        fix=f"{PROG} {near}" if near else f"{PROG} --help",
+        fix=f"{PROG} --help",
     )
 
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import argparse
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from jupyter_detllm.cli._output import ProgressBar
+from jupyter_detllm.cli._options import add_quiet
+from jupyter_detllm.cli._output import ProgressBar, notice
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.plan import DEFAULT_TOKENS_TOTAL, Permissions
 
-__all__ = ["INTERRUPTED", "add_permissions", "catch_termination", "permissions_of", "working"]
+__all__ = [
+    "INTERRUPTED",
+    "add_permissions",
+    "catch_termination",
+    "permissions_of",
+    "teller",
+    "working",
+]
 
 INTERRUPTED = 130
 
@@ -33,7 +41,7 @@ def add_permissions(parser: argparse.ArgumentParser) -> None:
         help="most prompt and new tokens that all notebooks together may ask for "
         f"(default {DEFAULT_TOKENS_TOTAL:,})",
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    add_quiet(parser)
 
 
 def permissions_of(args: argparse.Namespace) -> Permissions:
@@ -52,8 +60,13 @@ def permissions_of(args: argparse.Namespace) -> Permissions:
 
 
 def catch_termination() -> None:
-    """Let being terminated be an interrupt: no engine, no temporary folder stays behind."""
+    """Let being terminated be an interrupt: no engine, kernel or temporary folder stays behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def teller(args: argparse.Namespace) -> Callable[[str], None]:
+    """Return what prints a line about the run, unless `--quiet`."""
+    return (lambda line: None) if args.quiet else notice
 
 
 @contextmanager

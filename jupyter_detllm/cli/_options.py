@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import sys
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from jupyter_detllm.errors import UsageError
+from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.options import option_flag, option_name
+from jupyter_detllm.errors import UsageError, nearest
 
 __all__ = [
-    "FILE_FORMATS",
     "PROG",
     "Parser",
     "add_json",
+    "add_level",
     "add_notebooks",
+    "add_quiet",
+    "add_seconds",
     "add_verifying",
-    "nearest",
+    "assignment",
+    "check_seconds",
 ]
 
 PROG = "jupyter detllm"
-
-FILE_FORMATS: dict[str, str] = {
-    "html": "also write the report to FILE, as one HTML page without scripts",
-    "junit": "also write the report to FILE, as JUnit XML",
-}
-"""Report formats that are written to a file, each an option, with its help."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` was most likely meant to be."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
 
 
 class Parser(argparse.ArgumentParser):
@@ -62,12 +55,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the error on one line, with the nearest option where one was mistyped."""
-        hint = None
-        unknown = re.match(r"unrecognized arguments: (-\S+)", message)
-        if unknown:
-            options = (o for action in self._actions for o in action.option_strings)
-            hint = nearest(unknown.group(1).partition("=")[0], options)
-        raise UsageError(message, fix=hint or f"{self.prog} --help")
+        found = re.match(r"unrecognized arguments: (-\S+)", message)
+        unknown = found[1].partition("=")[0] if found else ""
+        meant = nearest(unknown, self._option_string_actions) if unknown else None
+        raise UsageError(message, meant=meant, fix=f"{self.prog} --help")
 
 
 def add_notebooks(parser: argparse.ArgumentParser) -> None:
@@ -80,8 +71,56 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
 
 
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Add ``--quiet``."""
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+
+
+def add_level(parser: argparse.ArgumentParser, default: Level | None, text: str) -> None:
+    """Add ``--level``, with `text` as its help."""
+    levels = [level.value for level in Level]
+    parser.add_argument("--level", choices=levels, default=default, metavar="LEVEL", help=text)
+
+
+def add_seconds(parser: argparse.ArgumentParser, option: str, default: float, text: str) -> None:
+    """Add an option that is a number of seconds."""
+    shown = f"{text} (default {default:g})"
+    parser.add_argument(option, type=float, default=default, metavar="SECONDS", help=shown)
+
+
+def check_seconds(args: argparse.Namespace, *names: str) -> None:
+    """Refuse less than a second.
+
+    Raises
+    ------
+    UsageError
+        With the option.
+    """
+    for name in names:
+        if not getattr(args, name) >= 1:
+            given = f"{option_flag(name)} is {getattr(args, name):g}"
+            raise UsageError(given, expected="1 second or more")
+
+
+def assignment(option: str, text: str) -> tuple[str, FieldValue]:
+    """Read the ``NAME=VALUE`` of `option`: an engine option, as Python spells it.
+
+    Raises
+    ------
+    UsageError
+        For anything else.
+    """
+    spelled, equals, value = text.partition("=")
+    name = option_name(spelled)
+    if not equals or not name.isidentifier():
+        raise UsageError(f"{option} is {text[:40]!r}", expected="OPTION=VALUE, as vLLM spells it")
+    return name, value
+
+
 def add_verifying(parser: argparse.ArgumentParser) -> None:
-    """Add what every verifying subcommand takes."""
+    """Add what every verifying subcommand takes, and an option per format of report files."""
+    from jupyter_detllm.render import file_formats
+
     parser.add_argument(
         "--policy",
         metavar="POLICY",
@@ -94,6 +133,21 @@ def add_verifying(parser: argparse.ArgumentParser) -> None:
         help="what may pass without verification, comma-separated: recorded, stale, unstamped, "
         "not_comparable, skipped, relaxed",
     )
-    for form, text in FILE_FORMATS.items():
-        parser.add_argument(f"--{form}", metavar="FILE", help=text)
+    for form, text in file_formats().items():
+        _add_report_file(parser, form, f"also write the report to FILE, as {text}")
     add_json(parser)
+
+
+def _add_report_file(parser: argparse.ArgumentParser, form: str, text: str) -> None:
+    # An option of ours wins over an installed format of its name, whichever comes first.
+    parser.conflict_handler = "resolve"
+    if option_flag(form) not in parser._option_string_actions:
+        parser.add_argument(
+            option_flag(form),
+            dest="reports",
+            action="append",
+            default=[],
+            type=lambda path: (form, path),
+            metavar="FILE",
+            help=text.replace("%", "%%"),
+        )

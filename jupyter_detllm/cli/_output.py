@@ -9,6 +9,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
@@ -16,7 +18,7 @@ from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.render.visible import clip, visible
 
-__all__ = ["ProgressBar", "notice", "use_color", "write", "write_json"]
+__all__ = ["ProgressBar", "notice", "target_file", "use_color", "write", "write_json"]
 
 
 def write(text: str) -> None:
@@ -38,6 +40,29 @@ def notice(text: str) -> None:
     """Print one line about the run itself."""
     sys.stderr.write(f"{visible(text)}\n")
     sys.stderr.flush()
+
+
+def target_file(path: str, is_own: Callable[[Path], bool], flaw: str, expected: str) -> Path:
+    """Return the file to write: a new one, or one that `is_own` finds to be an earlier result.
+
+    Raises
+    ------
+    UsageError
+        For any other file, with `flaw` and `expected`, and where there is no folder.
+    NotebookError
+        When it may not be written.
+    """
+    from jupyter_detllm.verify.update import check_writable
+
+    target = Path(path).resolve()
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no folder {target.parent}", fix=f"mkdir {target.parent}")
+    if target.is_dir():
+        raise UsageError(f"{path} is a folder", expected="a file")
+    if target.exists() and not is_own(target):
+        raise UsageError(f"{path} exists and {flaw}", expected=expected)
+    check_writable(target)
+    return target
 
 
 def use_color() -> bool:

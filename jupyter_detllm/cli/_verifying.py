@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from jupyter_detllm.cli._options import FILE_FORMATS
 from jupyter_detllm.cli._output import use_color, write
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.errors import UsageError
@@ -22,8 +21,7 @@ def policy_of(args: argparse.Namespace) -> Policy | None:
 
 def _outputs(args: argparse.Namespace) -> dict[str, str]:
     """Return the report files that were asked for, by format."""
-    found = {form: getattr(args, form, None) for form in FILE_FORMATS}
-    return {form: path for form, path in found.items() if path is not None}
+    return dict(args.reports)
 
 
 def check_outputs(args: argparse.Namespace, inputs: Iterable[str]) -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import signal
 
-from jupyter_detllm.cli._options import add_json
-from jupyter_detllm.cli._output import notice, write, write_json
+from jupyter_detllm.cli._engines import catch_termination, teller
+from jupyter_detllm.cli._options import add_json, add_quiet, add_seconds, assignment, check_seconds
+from jupyter_detllm.cli._output import write, write_json
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.notebook import read_notebook
 from jupyter_detllm.core.policy import DEFAULT_POLICY, Policy
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.sources import read_file
 
-__all__ = ["HELP", "NAME", "configure", "run"]
-
-NAME = "bisect"
-HELP = "name the setting that makes one cell differ from its reference"
+__all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,20 +37,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--only", metavar="LIST", default="", help="try these settings only, comma-separated")
     add("--all", action="store_true", help="go on after the first that makes it vanish")
     add("--list", action="store_true", help="list the settings that are tried, and stop")
-    add(
-        "--timeout",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="longest a run may take (default 600)",
-    )
+    add_seconds(parser, "--timeout", 600.0, "longest a run may take")
     add(
         "--max-tokens-total",
         type=int,
         metavar="N",
         help="most prompt and new tokens of one run (default 200000)",
     )
-    add("--quiet", action="store_true", help="no progress on stderr")
+    add_quiet(parser)
     add_json(parser)
 
 
@@ -62,9 +53,8 @@ def run(args: argparse.Namespace) -> int:
     from jupyter_detllm.verify.bisect_plan import settings_named
 
     only = settings_named(args.only)
-    options = dict(_assignment(text) for text in args.set)
-    if not args.timeout >= 1:
-        raise UsageError(f"--timeout is {args.timeout:g}", expected="1 second or more")
+    options = dict(assignment("--set", text) for text in args.set)
+    check_seconds(args, "timeout")
     if args.list:
         return _list(as_json=args.json)
     if args.notebook is None:
@@ -80,15 +70,14 @@ def _bisect(args: argparse.Namespace, only: tuple[str, ...], options: dict[str, 
     view = read_notebook(read_file(args.notebook).data)
     cell = choose_cell(view, args.cell, asked or DEFAULT_POLICY)
     policy = asked or cell.policy or DEFAULT_POLICY
-    # Being terminated is being interrupted: no run stays behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    catch_termination()
     report = bisect_cell(
         args.notebook,
         cell,
         BisectOptions(
             policy, args.model, options, only, args.all, args.timeout, _tokens_total(args)
         ),
-        say=(lambda line: None) if args.quiet else notice,
+        say=teller(args),
     )
     if args.json:
         write_json(bisect_json(report))
@@ -101,13 +90,6 @@ def _tokens_total(args: argparse.Namespace) -> int:
     from jupyter_detllm.verify.plan import DEFAULT_TOKENS_TOTAL
 
     return DEFAULT_TOKENS_TOTAL if args.max_tokens_total is None else int(args.max_tokens_total)
-
-
-def _assignment(text: str) -> tuple[str, FieldValue]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.replace("-", "_").isidentifier():
-        raise UsageError(f"--set is {text[:40]!r}", expected="OPTION=VALUE, as vLLM spells it")
-    return name.replace("-", "_"), value
 
 
 def _list(*, as_json: bool) -> int:

@@ -12,10 +12,7 @@ from jupyter_detllm.cli._output import write, write_json
 if TYPE_CHECKING:
     from jupyter_detllm.cache.store import Overview
 
-__all__ = ["HELP", "NAME", "configure", "run"]
-
-NAME = "cache"
-HELP = "show what the result cache holds, or forget it"
+__all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -9,10 +9,7 @@ from jupyter_detllm.cli._verifying import check_outputs, deliver, policy_of
 from jupyter_detllm.verify.report import parse_accept
 from jupyter_detllm.verify.service import check_paths
 
-__all__ = ["HELP", "NAME", "configure", "run"]
-
-NAME = "check"
-HELP = "compare outputs with their references; nothing is executed"
+__all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -9,10 +9,7 @@ from jupyter_detllm.cli._verifying import check_outputs, deliver, policy_of
 from jupyter_detllm.verify.compare import SideChoice, compare_paths
 from jupyter_detllm.verify.report import parse_accept
 
-__all__ = ["HELP", "NAME", "configure", "run"]
-
-NAME = "compare"
-HELP = "compare two notebooks, two fingerprints, or one of each"
+__all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

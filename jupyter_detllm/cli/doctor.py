@@ -8,10 +8,7 @@ import os
 from jupyter_detllm.cli._options import add_json
 from jupyter_detllm.cli._output import write
 
-__all__ = ["HELP", "NAME", "configure", "run"]
-
-NAME = "doctor"
-HELP = "look at machine, environment and notebooks: what is wrong, and what mends it"
+__all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jupyter_detllm.cli._options import add_json
-from jupyter_detllm.cli._output import notice, write, write_json
+from jupyter_detllm.cli._output import notice, target_file, write, write_json
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.export.departures import (
@@ -27,12 +27,10 @@ from jupyter_detllm.export.environment import MARK, Environment, environment_of
 from jupyter_detllm.export.formats import EXPORT_SCHEMA, FORMATS, PYLOCK
 from jupyter_detllm.render.visible import visible
 from jupyter_detllm.verify.sources import read_file
-from jupyter_detllm.verify.update import check_writable, replace_file
+from jupyter_detllm.verify.update import replace_file
 
-__all__ = ["HELP", "NAME", "configure", "run"]
+__all__ = ["configure", "run"]
 
-NAME = "export"
-HELP = "turn a stamped environment into requirements, a lock file, a Dockerfile"
 _SHOWN = 8
 
 
@@ -119,24 +117,14 @@ def _target(out: str | None, form: str) -> Path | None:
     """Return the file to write, which is new or an earlier export; None for stdout."""
     if out is None:
         return None
-    target = Path(out).resolve()
     if form == PYLOCK:
         from packaging.pylock import is_valid_pylock_path
 
-        if not is_valid_pylock_path(target):
+        if not is_valid_pylock_path(Path(out).resolve()):
             raise UsageError(
                 f"{out} is no name of a lock file", expected="pylock.toml or pylock.NAME.toml"
             )
-    if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {target.parent}")
-    if target.is_dir():
-        raise UsageError(f"{out} is a folder", expected="a file")
-    if target.exists() and not _is_export(target):
-        raise UsageError(
-            f"{out} exists and is no export", expected="a new file, or an earlier export"
-        )
-    check_writable(target)
-    return target
+    return target_file(out, _is_export, "is no export", "a new file, or an earlier export")
 
 
 def _is_export(target: Path) -> bool:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from jupyter_detllm.cli._options import add_json
-from jupyter_detllm.cli._output import notice, write, write_json
+from jupyter_detllm.cli._output import notice, target_file, write, write_json
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.fields import Group
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
@@ -17,12 +17,9 @@ from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.errors import StampError, UsageError
 from jupyter_detllm.render.visible import clip, visible
 from jupyter_detllm.verify.sources import read_file
-from jupyter_detllm.verify.update import check_writable, replace_file
+from jupyter_detllm.verify.update import replace_file
 
-__all__ = ["HELP", "NAME", "configure", "run"]
-
-NAME = "fingerprint"
-HELP = "print the environment's fingerprint, or a notebook's"
+__all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -102,16 +99,8 @@ def _save(args: argparse.Namespace, found: list[Fingerprint]) -> None:
             f"--out writes one fingerprint, and {len(found)} were found",
             fix="--json prints all of them",
         )
-    target = Path(args.out).resolve()
-    if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {target.parent}")
-    if target.is_dir():
-        raise UsageError(f"{args.out} is a folder", expected="a file")
-    if target.exists() and not _is_fingerprint(target):
-        raise UsageError(
-            f"{args.out} exists and holds no fingerprint", expected="a new file, or an older one"
-        )
-    check_writable(target)
+    expected = "a new file, or an older one"
+    target = target_file(args.out, _is_fingerprint, "holds no fingerprint", expected)
     data = json.dumps(_json(found[0]), indent=2) + "\n"
     replace_file(target, [data.encode("utf-8")], lambda: True)
 

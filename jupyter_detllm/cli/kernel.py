@@ -6,13 +6,11 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
+from jupyter_detllm.cli._options import add_json, add_level
 from jupyter_detllm.cli._output import write, write_json
 from jupyter_detllm.core.levels import Level
 
-__all__ = ["HELP", "NAME", "configure", "run"]
-
-NAME = "kernel"
-HELP = "install, list or remove a kernel whose controls are set before Python"
+__all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -20,12 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     install = verbs.add_parser("install", help="install a kernel for the Python that runs this")
     install.add_argument("--name", default="detllm", metavar="NAME", help="default: detllm")
-    install.add_argument(
-        "--level",
-        choices=[level.value for level in Level],
-        metavar="LEVEL",
-        help=f"{', '.join(Level)}; without it sessions have the default",
-    )
+    add_level(install, None, f"{', '.join(Level)}; without it sessions have the default")
     install.add_argument(
         "--seed", type=int, metavar="N", help="root seed of its sessions, 0 to 2**63 - 1"
     )
@@ -39,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     remove = verbs.add_parser("remove", help="remove one of them; no other kernel is touched")
     remove.add_argument("name", metavar="NAME", help="as `list` shows it")
     for verb in (install, listing, remove):
-        verb.add_argument("--json", action="store_true", help="print JSON on stdout")
+        add_json(verb)
 
 
 def run(args: argparse.Namespace) -> int:

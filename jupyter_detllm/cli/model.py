@@ -8,14 +8,12 @@ import sys
 import time
 from typing import TextIO
 
+from jupyter_detllm.cli._options import add_json
 from jupyter_detllm.models import DEMO_NAME, ModelDigests, demo_folder, fetch_demo, model_digests
 from jupyter_detllm.models.demo import is_fetched
 from jupyter_detllm.models.resolve import cached_models
 
-__all__ = ["HELP", "NAME", "ProgressLine", "configure", "run"]
-
-NAME = "model"
-HELP = "fetch the demo model, list the models on this machine, digest one"
+__all__ = ["ProgressLine", "configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     digest.add_argument("model", metavar="PATH", help="a folder, a Hugging Face id, or demo")
     digest.add_argument("--no-cache", action="store_true", help="read every file again")
     for verb in (fetch, listing, digest):
-        verb.add_argument("--json", action="store_true", help="print JSON on stdout")
+        add_json(verb)
 
 
 def run(args: argparse.Namespace) -> int:

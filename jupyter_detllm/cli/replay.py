@@ -14,10 +14,7 @@ from jupyter_detllm.verify.report import parse_accept
 if TYPE_CHECKING:
     from jupyter_detllm.verify.engine_settings import Chooser
 
-__all__ = ["HELP", "NAME", "configure", "run"]
-
-NAME = "replay"
-HELP = "send recorded requests to an engine again; no notebook code is run"
+__all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -8,10 +8,7 @@ from jupyter_detllm.cli._engines import INTERRUPTED, add_permissions, permission
 from jupyter_detllm.cli._options import add_json, add_notebooks
 from jupyter_detllm.cli._output import write
 
-__all__ = ["HELP", "NAME", "configure", "run"]
-
-NAME = "rescore"
-HELP = "score recorded tokens with an engine of this machine (advisory)"
+__all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

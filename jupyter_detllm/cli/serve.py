@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyter_detllm.cli._engines import catch_termination
-from jupyter_detllm.cli._options import Parser, add_json
+from jupyter_detllm.cli._options import Parser, add_json, add_level, add_quiet, add_seconds
 from jupyter_detllm.cli._output import notice, write, write_json
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import EngineError, UsageError
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from jupyter_detllm.serving.process import Server
 
 __all__ = [
-    "HELP",
-    "NAME",
     "cache_line",
     "configure",
     "inner_place",
@@ -33,9 +31,6 @@ __all__ = [
     "run",
 ]
 
-NAME = "serve"
-HELP = "start `vllm serve` with the controls of a level, and wait until it is ready"
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options; what follows ``--`` is vLLM's."""
@@ -43,28 +38,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser.tail = "vllm"
     parser.usage = f"{parser.prog} MODEL [options] [-- vLLM's own options]"
     parser.add_argument("model", metavar="MODEL", help="demo, a folder or a Hugging Face id")
-    parser.add_argument(
-        "--level",
-        choices=[level.value for level in Level],
-        default=Level.INVARIANT.value,
-        metavar="LEVEL",
-        help="invariant (default) or seeded; no server can be repeatable",
-    )
+    add_level(parser, Level.INVARIANT, "invariant (default) or seeded; no server can be repeatable")
     parser.add_argument("--host", default="127.0.0.1", help="default: this machine only")
     parser.add_argument("--port", type=int, default=8000, help="default 8000; 0 for a free one")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="root seed (default 0)")
     parser.add_argument(
         "--no-self-test", action="store_true", help="do not prove the level before it is used"
     )
-    parser.add_argument(
-        "--start-timeout",
-        type=float,
-        default=900.0,
-        metavar="SECONDS",
-        help="longest wait until it is ready (default 900)",
-    )
+    add_seconds(parser, "--start-timeout", 900.0, "longest wait until it is ready")
     add_cache(parser)
-    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    add_quiet(parser)
     add_json(parser)
 
 

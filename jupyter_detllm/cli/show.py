@@ -15,10 +15,8 @@ from jupyter_detllm.verify.report import CellReport, NotebookReport
 from jupyter_detllm.verify.service import check_notebook
 from jupyter_detllm.verify.sources import read_file
 
-__all__ = ["HELP", "NAME", "configure", "run"]
+__all__ = ["configure", "run"]
 
-NAME = "show"
-HELP = "list the stamped cells of a notebook"
 _HEAD = ("cell", "name", "level", "model", "stamp", "tokens", "finish", "late", "verdict")
 
 

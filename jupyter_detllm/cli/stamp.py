@@ -12,10 +12,7 @@ from jupyter_detllm.core.promotion import Change, ChangeKind, Update, promote
 from jupyter_detllm.render.explain import PROMOTION_WORDS, explained
 from jupyter_detllm.verify.sources import NotebookFile
 
-__all__ = ["HELP", "NAME", "configure", "run"]
-
-NAME = "stamp"
-HELP = "make the stamps of outputs the references of their cells"
+__all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

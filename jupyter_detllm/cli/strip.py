@@ -10,10 +10,7 @@ from jupyter_detllm.core.notebook import JsonObject, read_notebook
 from jupyter_detllm.core.promotion import Change, ChangeKind, strip
 from jupyter_detllm.verify.sources import NotebookFile
 
-__all__ = ["HELP", "NAME", "configure", "run"]
-
-NAME = "strip"
-HELP = "remove stamps and references"
+__all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

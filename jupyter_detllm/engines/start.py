@@ -125,11 +125,12 @@ def start_engine(
     Raises
     ------
     ControlError
-        When the engine does not offer the level.
+        When the engine does not offer the level, and the spec names no fallback.
     EngineStartError
         When it does not start.
     InvarianceError
-        When the level `invariant` does not hold, and the engine does not go on at another.
+        When the level `invariant` does not hold, or is not offered, and the engine does not go
+        on at another.
     """
     from jupyter_detllm.controls.seeding import seed_pending
     from jupyter_detllm.controls.streams import preserved_streams
@@ -139,8 +140,11 @@ def start_engine(
         engine = load_engine(name)(spec, progress=progress)
     if spec.level not in engine.capabilities.levels:
         engine.shutdown()
+        what = f"the {name} engine does not offer the level {spec.level}"
+        if spec.fallback is not None:
+            raise InvarianceError(what)
         raise ControlError(
-            f"the {name} engine does not offer the level {spec.level}",
+            what,
             expected=", ".join(engine.capabilities.levels),
             fix=f"%detllm --level {engine.capabilities.levels[-1]}",
         )

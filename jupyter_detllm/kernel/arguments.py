@@ -1,7 +1,8 @@
 """A magic's line to arguments: what `%detllm` and `%%detgen` understand, and their help.
 
-Quotes are as in a shell, and every mistake is one line with a hint. There is one parser per
-verb; of the line of `%detllm use` our own options are taken out and the engine's passed on.
+Quotes are as in a shell, and every mistake is one line with a hint. The verbs of `%detllm`
+are in `kernel.commands`; of the line of `use` our own options are taken out and the engine's
+passed on.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NoReturn
 
@@ -27,18 +28,17 @@ from jupyter_detllm.kernel.session import put_option
 
 __all__ = [
     "EVERY_CELL",
-    "VERB_PARSERS",
     "ArgumentParser",
     "Namespace",
+    "UseParser",
+    "add_setup",
     "asks_for_help",
     "check_model",
     "detgen_help",
     "detgen_parser",
-    "detllm_help",
-    "parse_use",
+    "number",
     "setup_parser",
     "split_line",
-    "verb_parser",
     "without_comment",
 ]
 
@@ -204,36 +204,39 @@ _ASSIGNMENT = re.compile(r"[A-Za-z][\w-]*=")
 _ENGINE_OPTION = re.compile(r"--[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 
 
-def parse_use(
-    tokens: Sequence[str], parser: ArgumentParser
-) -> tuple[Namespace, dict[str, FieldValue]]:
-    """Return our arguments and the engine's options by name.
+class UseParser(ArgumentParser):
+    """The parser of `%detllm use`: what it does not know is the engine's."""
 
-    Raises
-    ------
-    UsageError
-        Without a model, for a second one, or an option given twice.
-    """
-    if not tokens or tokens[0].startswith("-") or _ASSIGNMENT.match(tokens[0]):
-        raise UsageError(
-            "%detllm use needs a model first",
-            expected="demo, the name of an engine, a folder or owner/name",
-            fix="%detllm use demo",
-        )
-    ours = [tokens[0]]
-    engine: dict[str, FieldValue] = {}
-    rest = list(tokens[1:])
-    while rest:
-        token = rest.pop(0)
-        action = parser.action(token.split("=", 1)[0])
-        if action is not None:
-            ours.append(token)
-            if action.nargs != 0 and "=" not in token and rest:
-                ours.append(rest.pop(0))
-        else:
-            _take(token, rest, engine)
-    check_model(tokens[0])
-    return parser.parse(ours), engine
+    def parse(self, tokens: Sequence[str]) -> Namespace:
+        """Return our arguments, and the engine's options by name as ``engine_options``.
+
+        Raises
+        ------
+        UsageError
+            Without a model, for a second one, or an option given twice.
+        """
+        if not tokens or tokens[0].startswith("-") or _ASSIGNMENT.match(tokens[0]):
+            raise UsageError(
+                "%detllm use needs a model first",
+                expected="demo, the name of an engine, a folder or owner/name",
+                fix="%detllm use demo",
+            )
+        ours = [tokens[0]]
+        engine: dict[str, FieldValue] = {}
+        rest = list(tokens[1:])
+        while rest:
+            token = rest.pop(0)
+            action = self.action(token.split("=", 1)[0])
+            if action is not None:
+                ours.append(token)
+                if action.nargs != 0 and "=" not in token and rest:
+                    ours.append(rest.pop(0))
+            else:
+                _take(token, rest, engine)
+        check_model(tokens[0])
+        arguments = super().parse(ours)
+        arguments.engine_options = engine
+        return arguments
 
 
 def check_model(model: str) -> None:
@@ -280,7 +283,7 @@ EVERY_CELL = "*"
 _FLAG: dict[str, Any] = {"action": "store_true", "default": None}
 
 
-def _add_setup(parser: ArgumentParser, *, shown: bool = True) -> ArgumentParser:
+def add_setup(parser: ArgumentParser, *, shown: bool = True) -> ArgumentParser:
     """Add what the session is set up with; None means: leave it as it is."""
     modes = ", ".join(DETERMINISTIC_MODES)
     levels = ", ".join(Level)
@@ -309,206 +312,13 @@ def _add_setup(parser: ArgumentParser, *, shown: bool = True) -> ArgumentParser:
 @cache
 def setup_parser() -> ArgumentParser:
     """Return the parser of `%detllm` without a verb."""
-    return _add_setup(
+    return add_setup(
         ArgumentParser(
             "%detllm",
             synopsis="[options]",
             description="Seed everything and set the determinism controls; later: show status.",
         )
     )
-
-
-@cache
-def _use_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        "%detllm use",
-        synopsis="MODEL [options] [engine options]",
-        description=(
-            "Start the kernel's one engine. The options of %detllm are understood too; any other\n"
-            "goes to the engine as vLLM spells it: --max-model-len 4096 or max_model_len=4096.\n"
-            "--lora FOLDER loads a LoRA adapter, whose digest is recorded beside the model's."
-        ),
-    )
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="demo, fake, a folder, a Hugging Face id (owner/name), or a server's address",
-    )
-    return _add_setup(parser, shown=False)
-
-
-@cache
-def _status_parser() -> ArgumentParser:
-    return ArgumentParser(
-        "%detllm status", description="Level, seed, engine, every control, and the stamped cells."
-    )
-
-
-@cache
-def _show_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        "%detllm show",
-        synopsis="[--static]",
-        description=(
-            "A panel: the fingerprint by group, late controls, self-test, stamped cells. Without\n"
-            "widgets (--static, a terminal) the same as text and HTML, for notebooks to be kept."
-        ),
-    )
-    parser.add_argument("--static", action="store_true", help="never make a widget")
-    return parser
-
-
-@cache
-def _check_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        "%detllm check",
-        synopsis="[FILE] [options]",
-        description="Compare what the saved notebook holds: outputs with their references.",
-    )
-    add = parser.add_argument
-    add("notebook", nargs="?", metavar="FILE", help="the notebook, where the front end is silent")
-    add("--policy", metavar="POLICY", help="what counts as equal: tokens, bitwise, ...")
-    return parser
-
-
-@cache
-def _stamps_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        "%detllm stamps",
-        synopsis="[options]",
-        description="List the stamped cells of this kernel; JupyterLab puts lost outputs back.",
-    )
-    add = parser.add_argument
-    add(
-        "--emit",
-        nargs="?",
-        const=EVERY_CELL,
-        metavar="NAME",
-        help="put text and stamp of cell NAME, or of all cells, into this cell's output",
-    )
-    add("--forget", metavar="NAME", help="free the name of a cell that was deleted")
-    return parser
-
-
-@cache
-def _release_parser() -> ArgumentParser:
-    return ArgumentParser(
-        "%detllm release", description="Shut the engine down; say what was freed and what was not."
-    )
-
-
-@cache
-def _probe_parser() -> ArgumentParser:
-    text = "Test whether generations of the running engine depend on what shares their batch."
-    parser = ArgumentParser("%detllm probe", synopsis="[--short]", description=text)
-    parser.add_argument(
-        "--short",
-        action="store_true",
-        help="fewer prompts and compositions, as at an engine's start",
-    )
-    return parser
-
-
-@cache
-def _doctor_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        "%detllm doctor",
-        synopsis="[FILE] [options]",
-        description=(
-            "Look at this kernel, its machine and the notebook: what is wrong, and what mends it.\n"
-            "Code is read, never executed."
-        ),
-    )
-    add = parser.add_argument
-    add("notebook", nargs="?", metavar="FILE", help="the notebook, where the front end is silent")
-    add("--model", metavar="FOLDER", help="also read this model's config.json")
-    return parser
-
-
-@cache
-def _bisect_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        "%detllm bisect",
-        synopsis="[NAME] [options]",
-        description=(
-            "Send a saved cell's recorded requests again, with one setting changed at a time,\n"
-            "in processes of their own; name the change that makes its difference vanish."
-        ),
-    )
-    add = parser.add_argument
-    add("name", nargs="?", metavar="NAME", help="name or number of the cell that differs")
-    add("--notebook", metavar="FILE", help="the saved notebook, where the front end does not tell")
-    add("--policy", metavar="POLICY", help="what counts as equal: tokens, bitwise, ...")
-    add("--model", metavar="MODEL", help="what to load, where it is not demo")
-    add("--only", metavar="LIST", default="", help="try these settings only, comma-separated")
-    add("--all", action="store_true", help="go on after the first that makes it vanish")
-    return parser
-
-
-@cache
-def _metrics_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        "%detllm metrics",
-        synopsis="[options]",
-        description=(
-            "Tokens/s, latency, KV cache, memory and cache hits of this kernel and its cells.\n"
-            "True of this run only. A threshold that is set stays set; 0 takes it away."
-        ),
-    )
-    add = parser.add_argument
-    add("--min-tokens-per-second", type=number, metavar="N", help="warn below so many tokens/s")
-    add("--max-p99-ms", type=number, metavar="MS", help="warn when p99 per request takes longer")
-    add("--max-token-p99-ms", type=number, metavar="MS", help="the same from token to token")
-    add("--max-memory", type=number, metavar="SHARE", help="warn above this share, 0.9 is 90 %%")
-    add("--json", action="store_true", help="show JSON")
-    return parser
-
-
-VERB_PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
-    "use": _use_parser,
-    "status": _status_parser,
-    "show": _show_parser,
-    "check": _check_parser,
-    "stamps": _stamps_parser,
-    "release": _release_parser,
-    "bisect": _bisect_parser,
-    "probe": _probe_parser,
-    "metrics": _metrics_parser,
-    "doctor": _doctor_parser,
-}
-
-
-def verb_parser(verb: str) -> ArgumentParser:
-    """Return the parser of a verb; raise `KeyError` for one that does not exist."""
-    return VERB_PARSERS[verb]()
-
-
-_DETLLM_HEAD = """\
-Same requests, same text: seed the kernel, set its controls, run one engine.
-
-Examples
---------
-Seed and set controls first, before anything imports torch or vllm::
-
-  %detllm --seed 42
-
-Start the engine; generate with %%detgen in a cell of its own::
-
-  %detllm use demo --max-model-len 4096
-
-Free the engine to start another::
-
-  %detllm release
-
-Without a verb or options it shows the status. The verbs are: {verbs}.
-"""
-
-
-def detllm_help() -> str:
-    """Return what `%detllm?` shows."""
-    head = _DETLLM_HEAD.format(verbs=", ".join(VERB_PARSERS))
-    parts = [setup_parser(), *(verb_parser(verb) for verb in VERB_PARSERS)]
-    return "\n".join([head, *(parser.section() for parser in parts)])
 
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}

@@ -16,8 +16,9 @@ import keyword
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.options import option_flag
@@ -28,16 +29,16 @@ from jupyter_detllm.expect.expectation import from_line
 from jupyter_detllm.kernel import status
 from jupyter_detllm.kernel.arguments import (
     EVERY_CELL,
-    VERB_PARSERS,
+    ArgumentParser,
     Namespace,
+    UseParser,
+    add_setup,
     asks_for_help,
     detgen_help,
     detgen_parser,
-    detllm_help,
-    parse_use,
+    number,
     setup_parser,
     split_line,
-    verb_parser,
     without_comment,
 )
 from jupyter_detllm.kernel.cells import notebook_of, running_cells
@@ -60,10 +61,15 @@ from jupyter_detllm.kernel.status import stamps_text
 from jupyter_detllm.metering.measures import Thresholds
 from jupyter_detllm.render.cell import generations_html
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["VERBS", "MagicCommands", "models_in_training", "set_thresholds", "watch"]
+__all__ = [
+    "VERBS",
+    "MagicCommands",
+    "Verb",
+    "detllm_help",
+    "models_in_training",
+    "set_thresholds",
+    "watch",
+]
 
 _SETUP = (
     "seed",
@@ -94,15 +100,15 @@ class MagicCommands:
         if not tokens or tokens[0].startswith("-"):
             self._setup(setup_parser().parse(tokens))
             return
-        verb = tokens[0]
-        if verb not in VERBS:
-            near = nearest(verb, VERBS)
+        verb = VERBS.get(tokens[0])
+        if verb is None:
             raise UsageError(
-                f"%detllm has no verb {verb!r:.60}",
-                expected=f"perhaps {near}" if near else ", ".join(VERBS),
+                f"%detllm has no verb {tokens[0]!r:.60}",
+                meant=nearest(tokens[0], VERBS),
+                expected=", ".join(VERBS),
                 fix="%detllm?",
             )
-        VERBS[verb](self, tokens[1:])
+        verb.run(self, verb.parser.parse(tokens[1:]))
 
     def _settings(self, given: Mapping[str, object]) -> Settings:
         base = self.session.settings or self.config.settings()
@@ -117,10 +123,10 @@ class MagicCommands:
         else:
             show_text(self.shell, status.status_text(self.session))
 
-    def use(self, tokens: list[str]) -> None:
+    def use(self, arguments: Namespace) -> None:
         """Run `%detllm use`."""
-        arguments, options = parse_use(tokens, verb_parser("use"))
-        self.start(arguments.model, options, self._settings(vars(arguments)))
+        settings = self._settings(vars(arguments))
+        self.start(arguments.model, arguments.engine_options, settings)
 
     def start(self, model: str, options: Mapping[str, FieldValue], settings: Settings) -> None:
         """Start the engine, or keep it; show the set-up if it is new, and one line."""
@@ -133,31 +139,27 @@ class MagicCommands:
             session.use(model, options, settings, progress=slot.line)
         slot.finish(status.engine_text(session))
 
-    def status(self, tokens: list[str]) -> None:
+    def status(self, _: Namespace) -> None:
         """Run `%detllm status`."""
-        verb_parser("status").parse(tokens)
         note_recorded(self.session.ledger)
         show_text(self.shell, status.status_text(self.session))
 
-    def show(self, tokens: list[str]) -> None:
+    def show(self, arguments: Namespace) -> None:
         """Run `%detllm show`: a widget where there can be one, text and HTML in any case."""
-        arguments = verb_parser("show").parse(tokens)
         note_recorded(self.session.ledger)
         show_panel(self.shell, self.session, static=arguments.static)
 
-    def check(self, tokens: list[str]) -> None:
+    def check(self, arguments: Namespace) -> None:
         """Run `%detllm check`: what the saved file holds, compared."""
         from jupyter_detllm.render import render_report
         from jupyter_detllm.verify.service import check_paths
 
-        arguments = verb_parser("check").parse(tokens)
         policy = Policy.parse(arguments.policy) if arguments.policy else None
         path = notebook_of(self.shell, arguments.notebook, "%detllm check FILE.ipynb")
         show_text(self.shell, render_report(check_paths([path], policy), "text").rstrip("\n"))
 
-    def stamps(self, tokens: list[str]) -> None:
+    def stamps(self, arguments: Namespace) -> None:
         """Run `%detllm stamps`: list them and send them again, or emit some, or free a name."""
-        arguments = verb_parser("stamps").parse(tokens)
         ledger = self.session.ledger
         if arguments.forget:
             ledger.forget(arguments.forget)
@@ -169,41 +171,36 @@ class MagicCommands:
         for entry in ledger.entries() if every else [ledger.find(arguments.emit)]:
             show_again(self.shell, entry)
 
-    def release(self, tokens: list[str]) -> None:
+    def release(self, _: Namespace) -> None:
         """Run `%detllm release`."""
-        verb_parser("release").parse(tokens)
         model = self.session.spec.model if self.session.spec else ""
         report = self.session.release()
         text = "engine: none is running" if report is None else status.release_text(model, report)
         show_text(self.shell, text)
 
-    def bisect(self, tokens: list[str]) -> None:
+    def bisect(self, arguments: Namespace) -> None:
         """Run `%detllm bisect`: nothing of this kernel's engine is used or changed."""
-        arguments = verb_parser("bisect").parse(tokens)
         slot = Slot(self.shell, live=self.config.show_progress)
         with slot.settled("bisect: nothing was found out"):
             text = bisect_saved(self.shell, arguments, slot.line)
         slot.finish(text.rstrip("\n"))
 
-    def doctor(self, tokens: list[str]) -> None:
+    def doctor(self, arguments: Namespace) -> None:
         """Run `%detllm doctor`: findings about kernel, machine and notebook."""
-        arguments = verb_parser("doctor").parse(tokens)
         text = doctor_here(self.shell, self.session, arguments.notebook, arguments.model)
         show_text(self.shell, text)
 
-    def probe(self, tokens: list[str]) -> None:
+    def probe(self, arguments: Namespace) -> None:
         """Run `%detllm probe`: the self-test on the running engine."""
-        arguments = verb_parser("probe").parse(tokens)
         slot = Slot(self.shell, live=self.config.show_progress)
         with slot.settled("probe: nothing was found out"):
             text = probe_running(self.session, slot.line, short=arguments.short)
         slot.finish(text)
 
-    def metrics(self, tokens: list[str]) -> None:
+    def metrics(self, arguments: Namespace) -> None:
         """Run `%detllm metrics`: what is true of this run only."""
         from jupyter_detllm.render.metrics import metrics_html, metrics_json, metrics_text
 
-        arguments = verb_parser("metrics").parse(tokens)
         set_thresholds(self.config, arguments)
         found = self.session.metrics.figures()
         if arguments.json:
@@ -289,21 +286,172 @@ class MagicCommands:
         )
 
 
-VERBS: Mapping[str, Callable[[MagicCommands, list[str]], None]] = {
-    "use": MagicCommands.use,
-    "status": MagicCommands.status,
-    "show": MagicCommands.show,
-    "check": MagicCommands.check,
-    "stamps": MagicCommands.stamps,
-    "release": MagicCommands.release,
-    "bisect": MagicCommands.bisect,
-    "probe": MagicCommands.probe,
-    "metrics": MagicCommands.metrics,
-    "doctor": MagicCommands.doctor,
+_Add: TypeAlias = Callable[[ArgumentParser], object]
+
+
+def _arg(name: str, **told: Any) -> _Add:
+    return lambda parser: parser.add_argument(name, **told)
+
+
+def _threshold(name: str, unit: str, text: str) -> _Add:
+    return _arg(name, type=number, metavar=unit, help=text)
+
+
+class Verb:
+    """A verb of `%detllm`: what it does, what its help says, and its arguments.
+
+    Parameters
+    ----------
+    run
+        Called with the arguments of its line.
+    description, synopsis
+        What its help says, and what follows its name there.
+    *arguments
+        Add its arguments to a parser.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[MagicCommands, Namespace], None],
+        description: str,
+        synopsis: str = "",
+        *arguments: _Add,
+    ) -> None:
+        self.run = run
+        self._description, self._synopsis, self._arguments = description, synopsis, arguments
+
+    @cached_property
+    def parser(self) -> ArgumentParser:
+        """The parser of its line."""
+        takes_options = self.run is MagicCommands.use
+        parser = (UseParser if takes_options else ArgumentParser)(
+            f"%detllm {self.run.__name__}", synopsis=self._synopsis, description=self._description
+        )
+        for add in self._arguments:
+            add(parser)
+        return add_setup(parser, shown=False) if takes_options else parser
+
+
+_FILE = "the notebook, where the front end does not name it"
+_notebook = _arg("notebook", nargs="?", metavar="FILE", help=_FILE)
+_policy = _arg("--policy", metavar="POLICY", help="what counts as equal: tokens, bitwise, ...")
+
+VERBS: Mapping[str, Verb] = {
+    "use": Verb(
+        MagicCommands.use,
+        "Start the kernel's one engine. The options of %detllm are understood too; any other\n"
+        "goes to the engine as vLLM spells it: --max-model-len 4096 or max_model_len=4096.\n"
+        "--lora FOLDER loads a LoRA adapter, whose digest is recorded beside the model's.",
+        "MODEL [options] [engine options]",
+        _arg(
+            "model",
+            metavar="MODEL",
+            help="demo, an engine's name such as fake, a folder, a Hugging Face id (owner/name), "
+            "or a server's address",
+        ),
+    ),
+    "status": Verb(
+        MagicCommands.status, "Level, seed, engine, every control, and the stamped cells."
+    ),
+    "show": Verb(
+        MagicCommands.show,
+        "A panel: the fingerprint by group, late controls, self-test, stamped cells. Without\n"
+        "widgets (--static, a terminal) the same as text and HTML, for notebooks to be kept.",
+        "[--static]",
+        _arg("--static", action="store_true", help="never make a widget"),
+    ),
+    "check": Verb(
+        MagicCommands.check,
+        "Compare what the saved notebook holds: outputs with their references.",
+        "[FILE] [options]",
+        _notebook,
+        _policy,
+    ),
+    "stamps": Verb(
+        MagicCommands.stamps,
+        "List the stamped cells of this kernel; JupyterLab puts lost outputs back.",
+        "[options]",
+        _arg(
+            "--emit",
+            nargs="?",
+            const=EVERY_CELL,
+            metavar="NAME",
+            help="put text and stamp of cell NAME, or of all cells, into this cell's output",
+        ),
+        _arg("--forget", metavar="NAME", help="free the name of a cell that was deleted"),
+    ),
+    "release": Verb(
+        MagicCommands.release, "Shut the engine down; say what was freed and what was not."
+    ),
+    "bisect": Verb(
+        MagicCommands.bisect,
+        "Send a saved cell's recorded requests again, with one setting changed at a time,\n"
+        "in processes of their own; name the change that makes its difference vanish.",
+        "[NAME] [options]",
+        _arg("name", nargs="?", metavar="NAME", help="name or number of the cell that differs"),
+        _arg("--notebook", metavar="FILE", help=_FILE),
+        _policy,
+        _arg("--model", metavar="MODEL", help="what to load, where it is not demo"),
+        _arg("--only", metavar="LIST", default="", help="only these settings, comma-separated"),
+        _arg("--all", action="store_true", help="go on after the first that makes it vanish"),
+    ),
+    "probe": Verb(
+        MagicCommands.probe,
+        "Test whether generations of the running engine depend on what shares their batch.",
+        "[--short]",
+        _arg(
+            "--short",
+            action="store_true",
+            help="fewer prompts and compositions, as at an engine's start",
+        ),
+    ),
+    "metrics": Verb(
+        MagicCommands.metrics,
+        "Tokens/s, latency, KV cache, memory and cache hits of this kernel and its cells.\n"
+        "True of this run only. A threshold that is set stays set; 0 takes it away.",
+        "[options]",
+        _threshold("--min-tokens-per-second", "N", "warn below so many tokens/s"),
+        _threshold("--max-p99-ms", "MS", "warn when p99 per request takes longer"),
+        _threshold("--max-token-p99-ms", "MS", "the same from token to token"),
+        _threshold("--max-memory", "SHARE", "warn above this share, 0.9 is 90 %%"),
+        _arg("--json", action="store_true", help="show JSON"),
+    ),
+    "doctor": Verb(
+        MagicCommands.doctor,
+        "Look at this kernel, its machine and the notebook: what is wrong, and what fixes it.\n"
+        "Code is read, never executed.",
+        "[FILE] [options]",
+        _notebook,
+        _arg("--model", metavar="FOLDER", help="also read this model's config.json"),
+    ),
 }
 
-if VERBS.keys() != VERB_PARSERS.keys():
-    raise AssertionError("every verb has a parser, and every parser a verb")
+_DETLLM_HEAD = """\
+Same requests, same text: seed the kernel, set its controls, run one engine.
+
+Examples
+--------
+Seed and set controls first, before anything imports torch or vllm::
+
+  %detllm --seed 42
+
+Start the engine; generate with %%detgen in a cell of its own::
+
+  %detllm use demo --max-model-len 4096
+
+Free the engine to start another::
+
+  %detllm release
+
+Without a verb or options it shows the status. The verbs are: {verbs}.
+"""
+
+
+def detllm_help() -> str:
+    """Return what `%detllm?` shows."""
+    parsers = [setup_parser(), *(verb.parser for verb in VERBS.values())]
+    sections = (parser.section() for parser in parsers)
+    return "\n".join([_DETLLM_HEAD.format(verbs=", ".join(VERBS)), *sections])
 
 
 def show_panel(shell: Any, session: Session, *, static: bool) -> None:

@@ -11,12 +11,11 @@ from typing import Any
 from jupyter_detllm.core.options import option_flag
 from jupyter_detllm.engines.base import FAKE, named_engines
 from jupyter_detllm.kernel.arguments import (
-    VERB_PARSERS,
     ArgumentParser,
     detgen_parser,
     setup_parser,
-    verb_parser,
 )
+from jupyter_detllm.kernel.commands import VERBS
 
 __all__ = ["candidates", "complete"]
 
@@ -63,11 +62,11 @@ def _cell_words(rest: str, names: Iterable[str]) -> list[str]:
 def _line_words(rest: str, names: Iterable[str]) -> list[str]:
     words, fragment = _split(rest)
     if not words:
-        return _starting([*VERB_PARSERS, *setup_parser().option_strings], fragment)
-    verb = words[0] if words[0] in VERB_PARSERS else None
+        return _starting([*VERBS, *setup_parser().option_strings], fragment)
+    verb = words[0] if words[0] in VERBS else None
     if verb is None and not words[0].startswith("-"):
         return []
-    parser = verb_parser(verb) if verb else setup_parser()
+    parser = VERBS[verb].parser if verb else setup_parser()
     values = _values(parser, words, names)
     if values is not None:
         return _starting(values, fragment)

@@ -54,7 +54,7 @@ class DetLLMMagics(Magics):
 
 
 def _detllm_help() -> str:
-    from jupyter_detllm.kernel.arguments import detllm_help
+    from jupyter_detllm.kernel.commands import detllm_help
 
     return detllm_help()
 

@@ -68,3 +68,13 @@ def test_importing_the_package_imports_none_of_its_parts() -> None:
     script = "import sys, jupyter_detllm; print(*(m for m in sys.modules if 'detllm' in m))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert set(done.stdout.split()) <= {"jupyter_detllm", "jupyter_detllm._version"}
+
+
+@pytest.mark.parametrize("name", ["check", "compare", "replay", "rerun", "Stamp", "DetLLMError"])
+def test_what_works_on_files_imports_nothing_of_the_kernels(name: str) -> None:
+    script = f"import sys, jupyter_detllm as det; det.{name}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert "jupyter_detllm.errors" in loaded
+    packages = (f"jupyter_detllm.{part}" for part in ("api", "kernel", "engines", "verify"))
+    assert not loaded.intersection((*packages, "IPython", "importlib.metadata"))

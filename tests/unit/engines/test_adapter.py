@@ -15,7 +15,7 @@ from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.vllm.options import lora_request, split_adapter
 from jupyter_detllm.errors import ModelError, UsageError
-from jupyter_detllm.kernel.arguments import verb_parser
+from jupyter_detllm.kernel.commands import VERBS
 from jupyter_detllm.kernel.completion import candidates
 from jupyter_detllm.models.adapter import adapters_among, is_adapter, read_adapter
 from jupyter_detllm.probes.platform import Platform
@@ -195,4 +195,4 @@ def test_adapters_are_told_from_models(tmp_path: Path) -> None:
 
 def test_the_option_is_offered_and_taught() -> None:
     assert candidates("%detllm use demo --lo", first_line=True) == ["--lora"]
-    assert "--lora FOLDER" in verb_parser("use").section()
+    assert "--lora FOLDER" in VERBS["use"].parser.section()

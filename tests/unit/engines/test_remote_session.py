@@ -14,7 +14,7 @@ from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import EngineError, InvarianceError
-from jupyter_detllm.kernel.arguments import parse_use, verb_parser
+from jupyter_detllm.kernel.commands import VERBS
 from jupyter_detllm.kernel.prompts import Ask
 from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.kernel.status import engine_text, status_text
@@ -166,10 +166,10 @@ def test_development_mode_tells_the_configuration() -> None:
 
 def test_the_line_of_use_takes_an_address_and_a_served_name() -> None:
     words = ["http://127.0.0.1:8000/v1", "--model", "two", "--seed", "4"]
-    arguments, options = parse_use(words, verb_parser("use"))
+    arguments = VERBS["use"].parser.parse(words)
     assert arguments.model == words[0]
     assert arguments.seed == 4
-    assert options == {"model": "two"}
+    assert arguments.engine_options == {"model": "two"}
 
 
 def test_two_sessions_have_one_stamp(server: FakeServer) -> None:

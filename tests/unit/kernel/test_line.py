@@ -7,17 +7,14 @@ import pytest
 from jupyter_detllm.core.notebook import read_notebook
 from jupyter_detllm.errors import UsageError, nearest
 from jupyter_detllm.kernel.arguments import (
-    VERB_PARSERS,
     check_model,
     detgen_help,
     detgen_parser,
-    detllm_help,
-    parse_use,
     setup_parser,
     split_line,
-    verb_parser,
     without_comment,
 )
+from jupyter_detllm.kernel.commands import VERBS, detllm_help
 from jupyter_detllm.kernel.session import engine_value, merged
 
 
@@ -26,8 +23,8 @@ def detgen(line: str) -> dict[str, object]:
 
 
 def use(line: str) -> tuple[dict[str, object], dict[str, object]]:
-    arguments, options = parse_use(split_line(line), verb_parser("use"))
-    return vars(arguments), dict(options)
+    arguments = vars(VERBS["use"].parser.parse(split_line(line)))
+    return arguments, arguments.pop("engine_options")
 
 
 def test_split_line_groups_quotes_and_keeps_hashes() -> None:
@@ -208,7 +205,7 @@ def test_python_values_become_engine_options() -> None:
 
 def test_help_is_made_of_the_parsers() -> None:
     text = detllm_help()
-    for verb in VERB_PARSERS:
+    for verb in VERBS:
         assert f"%detllm {verb}" in text
     for option in setup_parser().option_strings:
         assert option in text

@@ -40,9 +40,8 @@ from jupyter_detllm.engines.vllm.steps import (
     with_own_timings,
 )
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.kernel.arguments import verb_parser
 from jupyter_detllm.kernel.cells import Ending, RunningCells
-from jupyter_detllm.kernel.commands import set_thresholds, watch
+from jupyter_detllm.kernel.commands import VERBS, set_thresholds, watch
 from jupyter_detllm.kernel.config import DetLLM
 from jupyter_detllm.kernel.prompts import Ask, CacheUse
 from jupyter_detllm.kernel.session import Session, Settings, keep
@@ -378,7 +377,7 @@ def test_what_a_cell_cost_is_kept_beside_its_stamp() -> None:
 
 def test_thresholds_are_set_by_line_and_taken_away() -> None:
     config = DetLLM()
-    parser = verb_parser("metrics")
+    parser = VERBS["metrics"].parser
     line = "--min-tokens-per-second 1000 --max-p99-ms 200 --max-memory 0.9"
     set_thresholds(config, parser.parse(line.split()))
     assert (config.min_tokens_per_second, config.max_p99_ms, config.max_memory) == (1000, 200, 0.9)

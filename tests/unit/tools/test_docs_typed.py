@@ -11,12 +11,10 @@ from jupyter_detllm.cli import COMMANDS
 from jupyter_detllm.cli._options import PROG, Parser
 from jupyter_detllm.errors import DetLLMError
 from jupyter_detllm.kernel.arguments import (
-    VERB_PARSERS,
     detgen_parser,
-    parse_use,
     setup_parser,
-    verb_parser,
 )
+from jupyter_detllm.kernel.commands import VERBS
 from tests.documented import PAGES, ROOT, Block, blocks, matches, steps, typed
 
 _LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)#\s]+)(#[^)\s]*)?\)")
@@ -34,11 +32,9 @@ def parse_command(words: list[str]) -> None:
 def parse_magic(words: list[str]) -> None:
     if not words or words[0].startswith("-"):
         setup_parser().parse(words)
-    elif words[0] == "use":
-        parse_use(words[1:], verb_parser("use"))
     else:
-        assert words[0] in VERB_PARSERS
-        verb_parser(words[0]).parse(words[1:])
+        assert words[0] in VERBS
+        VERBS[words[0]].parser.parse(words[1:])
 
 
 READERS = {"jupyter detllm": parse_command, "%detllm": parse_magic, "%%detgen": lambda words: (
