@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jupyter_detllm.controls import seeding
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.generation import Prompt, build_requests
 from jupyter_detllm.core.levels import Level
@@ -77,3 +79,10 @@ class Run:
         from tests.builders import stamped_cell
 
         return stamped_cell(self.source, self.stamp(), run_id=run_id)
+
+
+def forget_seed() -> None:
+    """Take back what outlives a session: import hooks, root seed, its variable."""
+    seeding.remove_import_hooks()
+    seeding._session.seed = seeding._session.generator = None
+    os.environ.pop(seeding.SEED_VARIABLE, None)

@@ -24,6 +24,7 @@ def stage(folder: Path) -> None:
     """Put everything that the site is made of into `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(SOURCE, folder)
+    shutil.copytree(ROOT / "examples" / "plugin", folder / "plugin")
     shutil.copyfile(ROOT / "CHANGELOG.md", folder / "changelog.md")
     write_pages(ROOT / "examples", folder / "examples")
 

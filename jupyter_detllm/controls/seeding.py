@@ -33,7 +33,6 @@ __all__ = [
     "SeedReport",
     "TorchDeterministic",
     "TorchFlags",
-    "forget_seed",
     "generator",
     "hooked",
     "root_seed",
@@ -354,14 +353,6 @@ def generator() -> Any:
 
         _session.generator = np.random.default_rng(_session.seed)
     return _session.generator
-
-
-def forget_seed() -> None:
-    """Take back what outlives a session: import hooks, root seed, its variable."""
-    remove_import_hooks()
-    _session.seed = None
-    _session.generator = None
-    os.environ.pop(SEED_VARIABLE, None)
 
 
 def worker_init_fn(worker_id: int) -> None:

@@ -141,9 +141,8 @@ class Method:
     name
         As it stands in stamps and fingerprints (`engine.invariance`): a method whose
         results differ in bits from an earlier version's gets another name.
-    changes, undone, costs
-        One sentence each for people: what it changes; how that is undone, or why it
-        cannot be; what it costs, as measured.
+    changes
+        One sentence for people: what it changes.
     live
         Whether it can be installed into an engine that was started for another method.
         False where `arguments`, `before_start` or `environ` are what makes it.
@@ -156,8 +155,6 @@ class Method:
 
     name: ClassVar[str]
     changes: ClassVar[str]
-    undone: ClassVar[str]
-    costs: ClassVar[str]
     live: ClassVar[bool] = True
     sequential: ClassVar[bool] = False
     worker_environ: ClassVar[Mapping[str, str]] = {}
@@ -322,8 +319,6 @@ class OneAtATime(Method):
 
     name = ONE_AT_A_TIME
     changes = "completions run one after the other; no kernel is changed"
-    undone = "nothing has to be undone"
-    costs = "a batch takes as long as its completions one by one (measured on CPU: 7 times)"
     sequential = True
 
     def refusal(self, host: Host) -> str:

@@ -62,8 +62,6 @@ class FixedTiles(Method):
         "positions; a product has a number of rows for which the kernels agree, as measured "
         "for each layer shape"
     )
-    undone = "each layer gets its own function back; the variable stays until the engine ends"
-    costs = "see benchmarks/results/invariance-cpu.json"
 
     @staticmethod
     def _hold(model: Any) -> str:

@@ -49,10 +49,6 @@ class HopperOneKernel(Method):
         "cuBLASLt without split-K; FlashAttention 3 without KV splits, always with one tile; "
         f"CUDA graphs of {MIN_ROWS} rows and more"
     )
-    undone = "vLLM's functions and torch's flags are put back when the engine is shut down"
-    costs = (
-        "see benchmarks/results/invariance-h200.json: decode and prefill at vLLM's default speed"
-    )
     live = False
     worker_environ: ClassVar[Mapping[str, str]] = {METHOD_VARIABLE: METHOD}
 
@@ -225,11 +221,6 @@ class VLLMFlag(Method):
 
     name = "vllm-flag"
     changes = "VLLM_BATCH_INVARIANT=1: vLLM replaces kernels; attention_backend TRITON_ATTN"
-    undone = "not undone: vLLM reads it once; the kernel has to be restarted"
-    costs = (
-        "on an H200 decode ran at 0.29 of vLLM's default with one stream and at 0.79 with 128, "
-        "prefill at 0.62"
-    )
     live = False
 
     def refusal(self, host: Host) -> str:

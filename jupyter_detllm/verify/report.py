@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from jupyter_detllm.core.fields import Role
@@ -231,10 +230,6 @@ class Report:
     def exit_code(self) -> int:
         """The exit code, see `exit_code`."""
         return exit_code(self)
-
-    def accepting(self, accept: Iterable[Standing]) -> Report:
-        """Return the report with what is not verified, but accepted."""
-        return replace(self, accept=frozenset(accept))
 
 
 def exit_code(report: Report, accept: frozenset[Standing] | None = None) -> int:

@@ -54,7 +54,9 @@ def test_an_installed_engine_is_used_rerun_and_replayed(folder: Path) -> None:
         done = detllm(folder, *argv, "nb.ipynb")
         assert done.returncode == 0, done.stdout + done.stderr
     assert (folder / "report.csv").read_text() == (
-        "file,cell,verdict\nnb.ipynb,cell 3 (first),tokens_match\nnb.ipynb,cell 4 (two),tokens_match\n"
+        "file,cell,verdict\n"
+        "nb.ipynb,cell 3 (first),tokens_match\n"
+        "nb.ipynb,cell 4 (two),tokens_match\n"
     )
     gone = detllm(folder, "replay", "nb.ipynb", installed=False)
     assert gone.returncode == 3

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import jupyter_detllm as det
-from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.selftest import Form
@@ -20,7 +19,7 @@ from jupyter_detllm.kernel.session import Session, Settings, run_probe
 from jupyter_detllm.verify import replay as replaying
 from jupyter_detllm.verify.report import Report
 from tests.builders import notebook
-from tests.fakes import Run
+from tests.fakes import Run, forget_seed
 from tests.replaying import Lab, book, written
 
 

@@ -20,7 +20,6 @@ import jupyter_detllm as det
 from jupyter_detllm.cache import SWITCH_VARIABLE
 from jupyter_detllm.cache.results import is_sampled, read_generations, write_generations
 from jupyter_detllm.cache.store import current_file
-from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation, Prompt
@@ -38,6 +37,7 @@ from jupyter_detllm.kernel.stamping import Emitted, Recorder
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.render.cell import stamp_html
 from tests.builders import with_fields
+from tests.fakes import forget_seed
 from tests.waiting import HANGS
 
 SAMPLED = SamplingOptions(temperature=0.8, max_tokens=12)

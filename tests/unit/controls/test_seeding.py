@@ -10,7 +10,6 @@ import pytest
 
 from jupyter_detllm.controls.seeding import (
     SEED_VARIABLE,
-    forget_seed,
     generator,
     hooked,
     root_seed,
@@ -20,6 +19,7 @@ from jupyter_detllm.controls.seeding import (
 )
 from jupyter_detllm.controls.streams import preserved_streams
 from jupyter_detllm.errors import ControlError
+from tests.fakes import forget_seed
 from tests.waiting import HANGS
 
 

@@ -15,7 +15,6 @@ import pytest
 
 import jupyter_detllm as det
 from jupyter_detllm.cli import main
-from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.fields import FIELDS, Role
 from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.engines import level_proof
@@ -30,6 +29,7 @@ from jupyter_detllm.invariance.base import KernelRow
 from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.kernel.status import engine_text, setup_text, status_text
 from jupyter_detllm.models.cache import CACHE_VARIABLE
+from tests.fakes import forget_seed
 
 ASKED = Settings(seed=7, level=Level.INVARIANT, level_asked=True)
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.cli import main
-from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.generation import GenerationRequest
 from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.engines import level_proof
@@ -39,6 +38,7 @@ from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.render.selftest import table_text
 from jupyter_detllm.verify import probing
 from jupyter_detllm.verify.probing import probe_engine
+from tests.fakes import forget_seed
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.attempts import MAX_TRIES, ExpectationKind
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.stamp_reader import read_stamp
@@ -25,6 +24,7 @@ from jupyter_detllm.kernel.expecting import Expect, OnMismatch, generate_expecte
 from jupyter_detllm.kernel.prompts import Ask
 from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.kernel.stamping import Recorder
+from tests.fakes import forget_seed
 
 SCHEMA = {
     "type": "object",

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.fields import Group
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.selftest import Form, Row, SelfTest
@@ -31,7 +30,7 @@ from jupyter_detllm.kernel.panel import (
 )
 from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.kernel.stamping import Emitted
-from tests.fakes import Run
+from tests.fakes import Run, forget_seed
 from tests.hostile import HOSTILE
 
 FOLDER = Path(panels.__file__).parent

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.generation import Prompt, PromptKind
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.seeds import derive_seed, prompt_digest
@@ -29,6 +28,7 @@ from jupyter_detllm.kernel.prompts import Ask
 from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.kernel.stamping import Emitted, Recorder
 from jupyter_detllm.probes.process import home_and_user
+from tests.fakes import forget_seed
 
 GREEDY = SamplingOptions(temperature=0.0, max_tokens=12)
 SAMPLED = SamplingOptions(temperature=0.8, max_tokens=12)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from jupyter_detllm.controls.environ import ENV_CONTROLS
-from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec, ShutdownReport
 from jupyter_detllm.kernel import commands
@@ -21,7 +20,7 @@ from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.kernel.stamping import Emitted
 from jupyter_detllm.kernel.status import release_text, setup_text, stamps_text, status_text
 from jupyter_detllm.probes.process import home_and_user
-from tests.fakes import Run
+from tests.fakes import Run, forget_seed
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_detllm.controls.seeding import forget_seed
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import (
@@ -64,7 +63,7 @@ from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.probes import memory
 from jupyter_detllm.probes.memory import MemoryUse, memory_use
 from jupyter_detllm.render.metrics import metrics_html, metrics_json, metrics_text, plot_of
-from tests.fakes import Run
+from tests.fakes import Run, forget_seed
 
 GIB = 2**30
 

@@ -263,7 +263,7 @@ def test_only_what_was_verified_is_called_verified() -> None:
     assert last(Report(Mode.CHECK, (match,))).startswith("verified")
     open_ = Report(Mode.CHECK, (match, same_run))
     assert last(open_) == "not verified: 1 recorded (exit code 3; --accept recorded to pass)"
-    accepted = open_.accepting({Standing.RECORDED})
+    accepted = replace(open_, accept=frozenset({Standing.RECORDED}))
     assert last(accepted) == "accepted, but not verified: 1 recorded"
 
 
