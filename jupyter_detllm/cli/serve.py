@@ -121,17 +121,17 @@ def _say(args: argparse.Namespace, text: str) -> None:
         notice(text)
 
 
-def _shown_test(args: argparse.Namespace, plan: ServePlan) -> str:
+def _shown_test(args: argparse.Namespace, plan: ServePlan) -> str | None:
     from jupyter_detllm.serving.process import proven
 
     if plan.method is None:
-        return ""
+        return None
     if args.no_self_test:
         return "not run (--no-self-test): the level is not proven"
     return proven(plan, lambda text: _say(args, text))
 
 
-def _tell(args: argparse.Namespace, server: Server, url: str, test: str) -> None:
+def _tell(args: argparse.Namespace, server: Server, url: str, test: str | None) -> None:
     """Print where it is and what was set."""
     from jupyter_detllm.serving.plan import flags
 
@@ -145,7 +145,7 @@ def _tell(args: argparse.Namespace, server: Server, url: str, test: str) -> None
                 "model": plan.served,
                 "level": plan.level.value,
                 "method": method,
-                "self_test": test,
+                "self_test": test or "",
                 "variables": dict(plan.set_here),
                 "options": list(options),
                 "log": str(server.log),

@@ -333,8 +333,8 @@ class Invariant(Engine, Protocol):
         """Name of the method in force; "off" where none is."""
         ...
 
-    def fall_back(self) -> str:
-        """Take the next method; return its name, "" when there is none left."""
+    def fall_back(self) -> str | None:
+        """Take the next method; return its name, None when there is none left."""
         ...
 
 
@@ -382,10 +382,10 @@ class Lowerable(Invariant, Protocol):
     ----------
     shortfall
         Why it computes at a lower level than was asked for, or one sequence at a time, as a
-        clause; "" where it does neither.
+        clause; None where it does neither.
     """
 
-    shortfall: str
+    shortfall: str | None
 
     def lower(self, level: Level, why: str) -> bool:
         """Go on at `level`, as an engine that was started for it; False where that cannot be."""

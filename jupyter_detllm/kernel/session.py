@@ -390,11 +390,12 @@ class EngineHolder:
 
 def _notice(engine: Engine | None, why: str) -> str:
     """Return why `engine` computes at a lower level, or one by one; `why` that is known."""
-    if engine is None or not (why := why or getattr(engine, "shortfall", "")):
+    reason = why or getattr(engine, "shortfall", None)
+    if engine is None or not reason:
         return ""
     if engine.spec.level is Level.INVARIANT:
-        return one_at_a_time(why)
-    return f"level {engine.spec.level}, since {why}"
+        return one_at_a_time(reason)
+    return f"level {engine.spec.level}, since {reason}"
 
 
 def _shown(name: str, value: FieldValue) -> str:

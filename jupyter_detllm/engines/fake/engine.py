@@ -86,10 +86,10 @@ class Breaking:
         """Whether no token changes, only logprobs."""
         return self._way == "bit"
 
-    def fall_back(self) -> str:
-        """Take the next method; return its name, "" when there is none left."""
+    def fall_back(self) -> str | None:
+        """Take the next method; return its name, None when there is none left."""
         if len(self._methods) < 2:
-            return ""
+            return None
         self._methods.pop(0)
         return self.method
 
@@ -97,13 +97,13 @@ class Breaking:
         """Take note of a call."""
         self._seen.update(request.prompt_tokens for request in requests)
 
-    def cause(self, requests: Sequence[GenerationRequest], index: int) -> str:
-        """Return what makes request `index` of a call drift; "" for nothing."""
+    def cause(self, requests: Sequence[GenerationRequest], index: int) -> str | None:
+        """Return what makes request `index` of a call drift, if anything does."""
         if self._way == "repeat":
             count = self._seen[requests[index].prompt_tokens]
-            return f"run {count}" if count else ""
+            return f"run {count}" if count else None
         if self.method == "sequential":
-            return ""
+            return None
         completions = sum(len(request.seeds) for request in requests)
         if self._way in ("batch", "bit") and completions > 1:
             return f"one of {completions}"
@@ -111,7 +111,7 @@ class Breaking:
             return f"place {index}"
         if self._way == "completions" and len(requests[index].seeds) > 1:
             return "several completions"
-        return ""
+        return None
 
 
 def check_kernels(options: FakeOptions, method: str, asked: Reach) -> KernelCheck | None:
@@ -273,7 +273,7 @@ class FakeEngine:
         self._tokenizer = Tokenizer(self._shift, options.chat_template)
         self.self_test: object = None
         self._breaking = Breaking(options.broken_invariance, spec.level, spec.sequential)
-        self.shortfall = ""
+        self.shortfall: str | None = None
         self._seen: set[Digest] = set()
         self._alive = True
         self._log("started")
@@ -283,8 +283,8 @@ class FakeEngine:
         """Name of the invariance method in force; "off" where none is."""
         return self._breaking.method
 
-    def fall_back(self) -> str:
-        """Take the next method; return its name, "" when there is none left."""
+    def fall_back(self) -> str | None:
+        """Take the next method; return its name, None when there is none left."""
         failed, name = self.method, self._breaking.fall_back()
         if name:
             self.shortfall = f"{failed}: its self-test did not hold"

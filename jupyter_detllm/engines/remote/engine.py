@@ -408,9 +408,9 @@ class VLLMRemoteEngine:
         """Method of batch invariance that the server says is in force; ``off`` without."""
         return self._facts.method
 
-    def fall_back(self) -> str:
-        """Return "": the server's method is not ours to change."""
-        return ""
+    def fall_back(self) -> str | None:
+        """Return None: the server's method is not ours to change."""
+        return None
 
     def shutdown(self) -> ShutdownReport:
         """Close the connection; the server runs on. A second call does nothing."""

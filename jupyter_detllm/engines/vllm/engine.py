@@ -660,15 +660,15 @@ class VLLMOfflineEngine:
                 seconds=seconds,
             )
 
-    def fall_back(self) -> str:
-        """Take the next invariance method; return its name, "" when there is none left."""
+    def fall_back(self) -> str | None:
+        """Take the next invariance method; return its name, None when there is none left."""
         self._check_usable()
         with OutputCapture(self._log):
             return self._invariance.fall_back(self._llm)
 
     @property
-    def shortfall(self) -> str:
-        """Why the level is lower than was asked for, or held one by one; "" where neither is."""
+    def shortfall(self) -> str | None:
+        """Why the level is lower than was asked for, or held one by one; None where neither is."""
         return self._invariance.shortfall
 
     def lower(self, level: Level, why: str) -> bool:

@@ -295,9 +295,9 @@ class ActiveMethod:
         return bool(self._left) and self._left[0].sequential
 
     @property
-    def shortfall(self) -> str:
-        """Why the level is lower than was asked for, or held one by one; "" where neither is."""
-        return self.reason if self.sequential or self.level is not self._spec.level else ""
+    def shortfall(self) -> str | None:
+        """Why the level is lower than was asked for, or held one by one; None where neither is."""
+        return self.reason if self.sequential or self.level is not self._spec.level else None
 
     def arguments(
         self, arguments: Mapping[str, object], chosen: Mapping[str, object]
@@ -400,11 +400,11 @@ class ActiveMethod:
             llm, tokens=tokens, sequences=sequences, step_tokens=step_tokens, seconds=seconds
         )
 
-    def fall_back(self, llm: Any) -> str:
-        """Take the method back and the next one; return its name, "" when none is left."""
+    def fall_back(self, llm: Any) -> str | None:
+        """Take the method back and the next one; return its name, None when none is left."""
         following = [method for method in self._left[1:] if method.live]
         if not following:
-            return ""
+            return None
         self._note([Candidate(self._left[0], "its self-test did not hold")])
         self._left[0].uninstall(llm)
         self._left = following
