@@ -46,9 +46,8 @@ def test_help_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_the_table_and_the_modules_agree(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_row_has_a_module(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
     module = command.load()
-    assert (command.name, command.help) == (module.NAME, module.HELP)
     parser = Parser(prog="x")
     module.configure(parser)
     assert isinstance(parser, argparse.ArgumentParser)
@@ -80,11 +79,11 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "expected"),
     [
         (["chek", "x.ipynb"], "there is no command 'chek'"),
-        (["chek", "x.ipynb"], "Try: jupyter detllm check"),
+        (["chek", "x.ipynb"], "did you mean check? Try: jupyter detllm --help"),
         (["--jsn"], "there is no option '--jsn'"),
         (["check"], "NOTEBOOK"),
-        (["check", "--polcy", "tokens", "x.ipynb"], "Try: --policy"),
-        (["check", "--acept=stale", "x.ipynb"], "Try: --accept"),
+        (["check", "--polcy", "tokens", "x.ipynb"], "did you mean --policy?"),
+        (["check", "--acept=stale", "x.ipynb"], "did you mean --accept?"),
         (["check", "--policy", "exact", "x.ipynb"], "'exact' is not a policy"),
         (["check", "--accept", "drift", "x.ipynb"], "'drift' cannot be accepted"),
         (["stamp", "--update", "some", "x.ipynb"], "'some'"),
