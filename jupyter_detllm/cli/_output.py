@@ -11,14 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import TextIO
+from typing import Self, TextIO
 
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.render.visible import clip, visible
 
-__all__ = ["ProgressBar", "notice", "target_file", "use_color", "write", "write_json"]
+__all__ = ["ProgressBar", "StepLine", "notice", "target_file", "use_color", "write", "write_json"]
 
 
 def write(text: str) -> None:
@@ -75,39 +74,80 @@ _BAR_WIDTH = 24
 _BAR_COLUMNS = 79
 _TERMINAL_PAUSE = 0.1
 _PLAIN_PAUSE = 10.0
+_STEP_PAUSE = 5.0
 
 
-class ProgressBar:
-    """A watcher of a run over recorded tokens.
+class _StatusLine:
+    """A line that a terminal shows again and again, and clears at the end.
 
     Parameters
     ----------
     stream
-        Where it goes; stderr, so that stdout stays the report.
-    quiet
-        Say nothing at all.
+        Where it goes; stderr, so that stdout stays the result.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._quiet = quiet
         self._terminal = self._stream.isatty()
+        self._shown = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal and self._shown:
+            self._write("\r" + " " * self._shown + "\r")
+            self._shown = 0
+
+    def _replace(self, text: str) -> None:
+        self._write("\r" + text.ljust(self._shown))
+        self._shown = len(text)
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def _bar(share: float) -> str:
+    done = round(_BAR_WIDTH * share)
+    return f"[{'#' * done}{'.' * (_BAR_WIDTH - done)}]"
+
+
+class StepLine(_StatusLine):
+    """A bar on a terminal; elsewhere a line for each step and every five seconds.
+
+    `label` is what the line begins with.
+    """
+
+    def __init__(self, label: str, stream: TextIO | None = None) -> None:
+        super().__init__(stream)
+        self._label = label
+        self._step = ""
+        self._last = 0.0
+
+    def __call__(self, step: str, fraction: float) -> None:
+        """Show `step` at `fraction`, if it is time to."""
+        now = time.monotonic()
+        pause = _TERMINAL_PAUSE if self._terminal else _STEP_PAUSE
+        if step == self._step and now - self._last < pause:
+            return
+        self._step, self._last = step, now
+        if self._terminal:
+            self._replace(f"{self._label}: {step:<12} {_bar(fraction)} {fraction:4.0%}")
+        else:
+            self._write(f"{self._label}: {step} {fraction:.0%}\n")
+
+
+class ProgressBar(_StatusLine):
+    """A watcher of a run over recorded tokens; says nothing at all where it is `quiet`."""
+
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+        super().__init__(stream)
+        self._quiet = quiet
         self._start: float | None = None
         self._first = 0
         self._tokens = -1
         self._last = float("-inf")
-        self._shown = 0
-
-    def __enter__(self) -> ProgressBar:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._clear()
 
     def say(self, line: str) -> None:
         """Show one line about the run; on a terminal the next one replaces it."""
@@ -135,8 +175,7 @@ class ProgressBar:
         self._last, self._tokens = now, tokens
         text = f"{tokens:,} of {total:,} tokens{self._left(tokens, total, now)}"
         if self._terminal:
-            done = round(_BAR_WIDTH * tokens / total) if total else _BAR_WIDTH
-            self._replace(f"[{'#' * done}{'.' * (_BAR_WIDTH - done)}] {text}")
+            self._replace(f"{_bar(tokens / total if total else 1.0)} {text}")
         else:
             self._write(text + "\n")
 
@@ -147,16 +186,3 @@ class ProgressBar:
         seconds = round((total - tokens) * (now - self._start) / fresh)
         minutes, seconds = divmod(seconds, 60)
         return f", {minutes}:{seconds:02d} left"
-
-    def _replace(self, text: str) -> None:
-        self._write("\r" + text.ljust(self._shown))
-        self._shown = len(text)
-
-    def _clear(self) -> None:
-        if self._terminal and self._shown:
-            self._write("\r" + " " * self._shown + "\r")
-            self._shown = 0
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()

@@ -19,11 +19,6 @@ def policy_of(args: argparse.Namespace) -> Policy | None:
     return None if args.policy is None else Policy.parse(args.policy)
 
 
-def _outputs(args: argparse.Namespace) -> dict[str, str]:
-    """Return the report files that were asked for, by format."""
-    return dict(args.reports)
-
-
 def check_outputs(args: argparse.Namespace, inputs: Iterable[str]) -> None:
     """Refuse report files that cannot be written, before any work is done.
 
@@ -34,7 +29,7 @@ def check_outputs(args: argparse.Namespace, inputs: Iterable[str]) -> None:
     NotebookError
         When a file may not be written.
     """
-    outputs = _outputs(args)
+    outputs = dict(args.reports)  # by format: the last one counts
     if not outputs:
         return
     from jupyter_detllm.verify.update import check_writable
@@ -56,7 +51,7 @@ def check_outputs(args: argparse.Namespace, inputs: Iterable[str]) -> None:
 
 def deliver(report: Report, args: argparse.Namespace) -> int:
     """Write the report files that were asked for, print the report, return the exit code."""
-    outputs = _outputs(args)
+    outputs = dict(args.reports)  # by format: the last one counts
     if outputs:
         from jupyter_detllm.render import render_report
         from jupyter_detllm.verify.update import replace_file

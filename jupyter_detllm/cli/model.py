@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
-from typing import TextIO
 
 from jupyter_detllm.cli._options import add_json
+from jupyter_detllm.cli._output import StepLine, write
 from jupyter_detllm.models import DEMO_NAME, ModelDigests, demo_folder, fetch_demo, model_digests
 from jupyter_detllm.models.demo import is_fetched
 from jupyter_detllm.models.resolve import cached_models
 
-__all__ = ["ProgressLine", "configure", "run"]
+__all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fetch(args: argparse.Namespace) -> int:
-    with ProgressLine(f"model {args.model}") as line:
+    with StepLine(f"model {args.model}") as line:
         folder = fetch_demo(progress=line)
     _print(args, {"model": args.model, "folder": str(folder)}, [str(folder)])
     return 0
@@ -53,7 +51,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _digest(args: argparse.Namespace) -> int:
-    with ProgressLine(f"model {args.model}") as line:
+    with StepLine(f"model {args.model}") as line:
         folder = str(fetch_demo(progress=line)) if args.model == DEMO_NAME else args.model
         digests = model_digests(folder, progress=line, cached=not args.no_cache)
     _print(args, _digests_json(args.model, digests), _digest_lines(digests))
@@ -77,51 +75,4 @@ def _digest_lines(digests: ModelDigests) -> list[str]:
 
 
 def _print(args: argparse.Namespace, value: object, lines: list[str]) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n" if args.json else "\n".join(lines) + "\n")
-
-
-class ProgressLine:
-    """A bar on a terminal; elsewhere a line for each step and every five seconds.
-
-    Parameters
-    ----------
-    label
-        What the line begins with.
-    stream
-        Where it goes; stderr, so that stdout stays the result.
-    """
-
-    _WIDTH = 24
-
-    def __init__(self, label: str, stream: TextIO | None = None) -> None:
-        self._label = label
-        self._stream = sys.stderr if stream is None else stream
-        self._terminal = self._stream.isatty()
-        self._step = ""
-        self._last = 0.0
-        self._shown = 0
-
-    def __enter__(self) -> ProgressLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._terminal and self._shown:
-            self._stream.write("\r" + " " * self._shown + "\r")
-            self._stream.flush()
-
-    def __call__(self, step: str, fraction: float) -> None:
-        """Show `step` at `fraction`, if it is time to."""
-        now = time.monotonic()
-        pause = 0.1 if self._terminal else 5.0
-        if step == self._step and now - self._last < pause:
-            return
-        self._step, self._last = step, now
-        if self._terminal:
-            done = round(fraction * self._WIDTH)
-            bar = "#" * done + "." * (self._WIDTH - done)
-            text = f"{self._label}: {step:<12} [{bar}] {fraction:4.0%}"
-            self._stream.write("\r" + text.ljust(self._shown))
-            self._shown = len(text)
-        else:
-            self._stream.write(f"{self._label}: {step} {fraction:.0%}\n")
-        self._stream.flush()
+    write(json.dumps(value, indent=2) if args.json else "\n".join(lines))

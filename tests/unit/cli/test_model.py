@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_detllm.cli import model
+from jupyter_detllm.cli._output import StepLine
 from jupyter_detllm.models import model_digests
 
 
@@ -63,7 +64,7 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_gets_a_bar_that_is_wiped() -> None:
     stream = Terminal()
-    with model.ProgressLine("model demo", stream) as line:
+    with StepLine("model demo", stream) as line:
         line("downloading", 0.5)
         line("downloading", 0.6)  # too soon to be shown
         line("converting", 1.0)
@@ -75,7 +76,7 @@ def test_a_terminal_gets_a_bar_that_is_wiped() -> None:
 
 def test_a_file_gets_a_line_for_each_step() -> None:
     stream = io.StringIO()
-    with model.ProgressLine("model demo", stream) as line:
+    with StepLine("model demo", stream) as line:
         line("downloading", 0.0)
         line("downloading", 0.4)
         line("verifying", 0.0)
