@@ -139,8 +139,8 @@ def add_verifying(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_report_file(parser: argparse.ArgumentParser, form: str, text: str) -> None:
-    # An option of ours wins over an installed format of its name, whichever comes first.
-    parser.conflict_handler = "resolve"
+    # A command's own option wins over an installed format of its name, whichever comes first.
+    parser._optionals.conflict_handler = "resolve"
     if option_flag(form) not in parser._option_string_actions:
         parser.add_argument(
             option_flag(form),

@@ -4,12 +4,14 @@ import argparse
 import json
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jupyter_detllm.cli import COMMANDS, main
+from jupyter_detllm import render
+from jupyter_detllm.cli import COMMANDS, main, rerun
 from jupyter_detllm.cli._options import Parser
 from tests.builders import make_stamp, notebook, promoted, stamped_cell, with_actual
 
@@ -54,6 +56,20 @@ def test_every_row_has_a_module(command: Any, capsys: pytest.CaptureFixture[str]
     assert main([command.name, "--help"]) == 0
     assert main(["help", command.name]) == 0
     assert f"usage: jupyter detllm {command.name}" in capsys.readouterr().out
+
+
+def test_an_installed_format_takes_the_place_of_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {
+        name: EntryPoint(name, "elsewhere:render", "jupyter_detllm.report_formats")
+        for name in ("policy", "save", "quiet", "csv")
+    }
+    monkeypatch.setattr(render, "_installed", lambda: points)
+    parser = Parser(prog="x")
+    rerun.configure(parser)
+    words = ["nb.ipynb", "--save", "--quiet", "--policy", "tokens", "--csv", "a", "--junit", "b"]
+    args = parser.parse_args(words)
+    assert (args.save, args.quiet, args.policy) == (True, True, "tokens")
+    assert args.reports == [("csv", "a"), ("junit", "b")]
 
 
 def test_every_command_has_json() -> None:
