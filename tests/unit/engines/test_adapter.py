@@ -194,5 +194,5 @@ def test_adapters_are_told_from_models(tmp_path: Path) -> None:
 
 
 def test_the_option_is_offered_and_taught() -> None:
-    assert candidates("%detllm use demo --lo", first_line=True) == ["--lora"]
+    assert candidates("%detllm use demo --lor", first_line=True) == ["--lora"]
     assert "--lora FOLDER" in VERBS["use"].parser.section()
