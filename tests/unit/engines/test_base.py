@@ -14,7 +14,7 @@ from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.verify.engine_settings import as_recorded
-from tests.builders import make_stamp, with_values
+from tests.builders import make_stamp, with_fields
 
 ECHO = "tests.unit.engines.test_base:Echo"
 
@@ -82,7 +82,7 @@ def test_a_notebook_chooses_no_model_of_an_installed_engine(
 ) -> None:
     stamp = make_stamp("x")
     assert stamp.fingerprint is not None
-    fingerprint = with_values(stamp.fingerprint, {"engine.name": engine})
+    fingerprint = with_fields(stamp.fingerprint, {"engine.name": engine})
     stamp = replace(stamp, fingerprint=fingerprint, model=ModelIdentity(model))
     choice = as_recorded({name: name for name in allowed}, Platform.CPU, {})(stamp)
     if reason is None:
