@@ -1,8 +1,8 @@
-"""What the proxy of `serve --cache` does to equal requests, and what it costs.
+"""What `serve --cache` does to equal requests, and what it costs.
 
 ``python benchmarks/cache.py [--seconds S] [--rate R] [--out FILE]`` starts a server that takes
 20 ms for an answer and never gives the same text twice, and sends it requests, of which 16 are
-distinct, directly and through the proxy: how many texts each request got, and the latency. Then
+distinct, without and with the cache: how many texts each request got, and the latency. Then
 hits only, as many at once as 32 clients send. Wall time of other work on the machine is in every
 figure; `load_average` says how much.
 """
@@ -32,45 +32,47 @@ sys.path.insert(0, str(ROOT))
 DISTINCT = 16
 CLIENTS = 32
 ANSWER_SECONDS = 0.02
-RECORD = {
-    "schema": "detllm.server/1",
+SERVER = {
     "level": "seeded",
-    "method": "off",
     "model": {"name": "m", "weights": "sha256:" + "0" * 64},
-    "fields": {},
+    "controls": {},
 }
+WORKER = {"method": "off", "fields": {}, "defaults": {}, "vocabulary": 100, "eos": [2]}
 
 
 class Server:
     """A server in a thread; every answer has another text."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, cached: bool) -> None:
+        import uvicorn
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        from jupyter_detllm.serving.answers import AnswerCache
+
         self.answers = itertools.count()
-        self.url = ""
-        self._ready = threading.Event()
-        threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True).start()
-        self._ready.wait()
+        app = Starlette(routes=[Route("/v1/completions", self._complete, methods=["POST"])])
+        if cached:
+            app.add_middleware(AnswerCache)
+        self._server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.05)
+        host, port = self._server.servers[0].sockets[0].getsockname()[:2]
+        self.url = f"http://{host}:{port}"
 
-    async def _serve(self) -> None:
-        from aiohttp import web
+    async def _complete(self, _: Any) -> Any:
+        from starlette.responses import JSONResponse
 
-        async def record(_: Any) -> Any:
-            return web.json_response(RECORD)
+        await asyncio.sleep(ANSWER_SECONDS)
+        choice = {"index": 0, "text": str(next(self.answers)), "finish_reason": "stop"}
+        return JSONResponse({"choices": [choice]})
 
-        async def complete(_: Any) -> Any:
-            await asyncio.sleep(ANSWER_SECONDS)
-            choice = {"index": 0, "text": str(next(self.answers)), "finish_reason": "stop"}
-            return web.json_response({"choices": [choice]})
-
-        app = web.Application()
-        app.router.add_get("/detllm", record)
-        app.router.add_post("/v1/completions", complete)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        self._ready.set()
-        await asyncio.Event().wait()
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.should_exit = True
+        self._thread.join()
 
 
 def body(number: int) -> dict[str, Any]:
@@ -143,23 +145,25 @@ def _latencies(times: list[float]) -> dict[str, float]:
 
 
 def measure(rate: float, seconds: float) -> dict[str, Any]:
-    """Measure with and without the proxy, in one run."""
-    from jupyter_detllm.cache.store import TextStore
-    from jupyter_detllm.serving.relay import AnswerCache, RunningProxy
+    """Measure with and without the cache, in one run."""
+    from jupyter_detllm.invariance.base import STATE_VARIABLE, WORKER_FILE
+    from jupyter_detllm.serving.middleware import SERVER_FILE
 
-    server = Server()
     with tempfile.TemporaryDirectory() as folder:
-        store = TextStore(Path(folder))
-        proxy = RunningProxy(server.url, "127.0.0.1:0", AnswerCache(store), print)
+        os.environ[STATE_VARIABLE] = folder
+        cache = {"folder": folder, "sample": 0.0}
+        (Path(folder) / SERVER_FILE).write_text(json.dumps({**SERVER, "cache": cache}))
+        (Path(folder) / WORKER_FILE).write_text(json.dumps(WORKER))
+        without, cached = Server(cached=False), Server(cached=True)
         try:
             return {
-                "directly": asyncio.run(at_rate(server.url, rate, seconds)),
-                "through the proxy": asyncio.run(at_rate(proxy.url, rate, seconds)),
-                "hits only": asyncio.run(hits(proxy.url, min(seconds, 10.0))),
+                "without the cache": asyncio.run(at_rate(without.url, rate, seconds)),
+                "with the cache": asyncio.run(at_rate(cached.url, rate, seconds)),
+                "hits only": asyncio.run(hits(cached.url, min(seconds, 10.0))),
             }
         finally:
-            proxy.close()
-            store.close()
+            without.close()
+            cached.close()
 
 
 def main() -> None:
@@ -174,7 +178,7 @@ def main() -> None:
         "command": f"python benchmarks/cache.py --rate {args.rate:g} --seconds {args.seconds:g}",
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
         "python": platform.python_version(),
-        "aiohttp": version("aiohttp"),
+        "uvicorn": version("uvicorn"),
         "load_average": round(os.getloadavg()[0], 2),
         "results": measure(args.rate, args.seconds),
     }

@@ -16,14 +16,15 @@ more.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -36,6 +37,7 @@ __all__ = [
     "Overview",
     "TextStore",
     "claimed",
+    "claimed_in_loop",
     "clear_cache",
     "current_file",
     "forget_claims",
@@ -329,6 +331,7 @@ def _count(db: sqlite3.Connection, rows: list[tuple[str, int]]) -> None:
 
 
 _CLAIM_FOLDER = "claims"
+_CLAIM_POLL = 0.02  # seconds
 _MOST_CLAIMS = 64
 """Claims of one call; equal calls with more share their first ones, which is enough."""
 
@@ -347,13 +350,30 @@ def claimed(folder: Path, keys: Iterable[Digest]) -> Iterator[None]:
         yield
 
 
-def _hold(held: ExitStack, path: Path) -> bool:
-    from filelock import FileLock
+@asynccontextmanager
+async def claimed_in_loop(folder: Path, key: Digest) -> AsyncIterator[None]:
+    """Hold the claim of `key` as `claimed` does, and wait for it without taking a thread."""
+    from filelock import Timeout
+
+    with ExitStack() as held:
+        while True:
+            try:
+                _hold(held, folder / _CLAIM_FOLDER / f"{key.hex}.lock", blocking=False)
+                break
+            except Timeout:
+                await asyncio.sleep(_CLAIM_POLL)
+        yield
+
+
+def _hold(held: ExitStack, path: Path, *, blocking: bool = True) -> bool:
+    from filelock import FileLock, Timeout
 
     lock = FileLock(path, mode=0o600, thread_local=False)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock.acquire()
+        lock.acquire(blocking=blocking)
+    except Timeout:
+        raise
     except (OSError, NotImplementedError):
         return False
     held.callback(_give_back, lock, path)

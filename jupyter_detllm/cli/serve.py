@@ -7,8 +7,6 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,17 +17,10 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from jupyter_detllm.serving.plan import Place, ServePlan
+    from jupyter_detllm.serving.plan import CacheSettings, Place, ServePlan
     from jupyter_detllm.serving.process import Server
 
-__all__ = [
-    "cache_line",
-    "configure",
-    "inner_place",
-    "kept_before",
-    "planned",
-    "run",
-]
+__all__ = ["cache_line", "cache_settings", "configure", "planned", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -51,10 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def planned(args: argparse.Namespace, state: Path, outer: Place) -> ServePlan:
+def planned(args: argparse.Namespace, state: Path, place: Place) -> ServePlan:
     """Return what a command line asks for; nothing is started.
-
-    `outer` is where clients ask; with `--cache` the server itself listens elsewhere.
 
     Raises
     ------
@@ -71,10 +60,11 @@ def planned(args: argparse.Namespace, state: Path, outer: Place) -> ServePlan:
         resolve_model(args.model),
         Level(args.level),
         args.vllm,
-        inner_place(args, outer),
+        place,
         seed=args.seed,
         environ=os.environ,
         state=state,
+        cache=cache_settings(args),
     )
 
 
@@ -88,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory(prefix="detllm-serve-") as folder:
         state = Path(folder)
-        outer = free_place(args.host, args.port)
-        plan = planned(args, state, outer)
+        plan = planned(args, state, free_place(args.host, args.port))
         if plan.notice:
             notice(plan.notice)
         identity = model_identity(args.model)
@@ -100,9 +89,8 @@ def run(args: argparse.Namespace) -> int:
             server.wait_ready(args.start_timeout)
             test = _shown_test(args, plan)
             try:
-                with kept_before(args, plan, outer, notice) as url:
-                    _tell(args, server, url, test)
-                    code = server.wait()
+                _tell(args, server, test)
+                code = server.wait(notice)
             except KeyboardInterrupt:
                 _say(args, "ending the server")
                 return 0
@@ -131,11 +119,12 @@ def _shown_test(args: argparse.Namespace, plan: ServePlan) -> str | None:
     return proven(plan, lambda text: _say(args, text))
 
 
-def _tell(args: argparse.Namespace, server: Server, url: str, test: str | None) -> None:
+def _tell(args: argparse.Namespace, server: Server, test: str | None) -> None:
     """Print where it is and what was set."""
     from jupyter_detllm.serving.plan import flags
 
     plan = server.plan
+    url = plan.place.url
     method = plan.method.name if plan.method else None
     options = flags(plan.options)
     if args.json:
@@ -149,7 +138,7 @@ def _tell(args: argparse.Namespace, server: Server, url: str, test: str | None) 
                 "variables": dict(plan.set_here),
                 "options": list(options),
                 "log": str(server.log),
-                "cache": bool(args.cache),
+                "cache": plan.cache is not None,
             }
         )
     else:
@@ -159,7 +148,7 @@ def _tell(args: argparse.Namespace, server: Server, url: str, test: str | None) 
         lines.append(f"  variables  {' '.join(f'{n}={v}' for n, v in plan.set_here.items())}")
         lines += [f"  options    {' '.join(options)}"] if options else []
         lines.append(f"  log        {server.log}")
-        lines += [f"  cache      {cache_line(plan)}"] if args.cache else []
+        lines += [f"  cache      {cache_line(plan.level)}"] if plan.cache else []
         lines.append(f"  notebook   %detllm use {url}")
         lines.append("  end it with Ctrl-C")
         write("\n".join(lines))
@@ -179,15 +168,16 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def inner_place(args: argparse.Namespace, outer: Place) -> Place:
-    """Return where the server itself listens: behind a proxy, on a port of this machine.
+def cache_settings(args: argparse.Namespace) -> CacheSettings | None:
+    """Return where answers are kept; None without `--cache`.
 
     Raises
     ------
     UsageError
         For options that do not fit.
     """
-    from jupyter_detllm.serving.process import free_place
+    from jupyter_detllm.cache.store import results_folder
+    from jupyter_detllm.serving.plan import CacheSettings
 
     share = args.verify_sample
     if not args.cache:
@@ -195,37 +185,16 @@ def inner_place(args: argparse.Namespace, outer: Place) -> Place:
             raise UsageError(
                 "--verify-sample and --cache-path are about --cache", fix="add --cache"
             )
-        return outer
+        return None
     if share is not None and not 0 <= share <= 1:
         raise UsageError(f"the share to verify is {share:g}", expected="0 to 1")
-    return free_place("127.0.0.1", 0)
+    folder = Path(args.cache_path) if args.cache_path else results_folder()
+    return CacheSettings(folder, share or 0.0)
 
 
-@contextmanager
-def kept_before(
-    args: argparse.Namespace, plan: ServePlan, outer: Place, say: Callable[[str], None]
-) -> Iterator[str]:
-    """Run the proxy if there is to be one; yield the address that clients use."""
-    if not args.cache:
-        yield plan.place.url
-        return
-    from jupyter_detllm.cache.store import TextStore
-    from jupyter_detllm.serving.relay import AnswerCache, RunningProxy
-
-    store = TextStore(Path(args.cache_path) if args.cache_path else None)
-    cache = AnswerCache(store, sample=args.verify_sample or 0.0)
-    host = f"[{outer.host}]" if ":" in outer.host else outer.host
-    proxy = RunningProxy(plan.place.url, f"{host}:{outer.port}", cache, say)
-    try:
-        yield outer.url
-    finally:
-        proxy.close()
-        store.close()
-
-
-def cache_line(plan: ServePlan) -> str:
+def cache_line(level: Level) -> str:
     """Return what is to be known about kept answers, for people."""
     what = "equal requests are answered once (temperature 0, or with a seed; not streamed)"
-    if plan.level is Level.INVARIANT:
+    if level is Level.INVARIANT:
         return what
     return f"{what}; the first answer stays, whatever shared its batch"

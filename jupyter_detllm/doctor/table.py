@@ -109,12 +109,11 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind("torchvision", "environment", _MACHINE, "a torchvision built for another torch", ""),
     Kind("gpu_throttled", "gpus", _MACHINE, "GPU clocks throttled", _GPU),
-    Kind("gpu_clocks", "gpus", _MACHINE, "GPU clocks not locked", _GPU),
     Kind("gpu_ecc", "gpus", _MACHINE, "GPU memory without error correction", _GPU),
     Kind("gpu_mig", "gpus", _MACHINE, "a GPU cut into instances", _GPU),
     Kind("gpu_processes", "gpus", _MACHINE, "another process on the GPU", _GPU),
-    Kind("gpu_pcie", "gpus", _MACHINE, "a PCIe link narrower than it could be", _GPU),
     Kind("gpu_mps", "gpus", _MACHINE, "a GPU shared through MPS", _GPU),
+    Kind("gpu_speed", "gpus", _MACHINE, "what changes a GPU's speed and no result", _GPU),
 )
 
 _SEVERITY_ORDER = {severity: index for index, severity in enumerate(Severity)}

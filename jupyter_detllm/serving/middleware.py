@@ -1,7 +1,7 @@
-"""What a server started by us tells of itself: one address in front of vLLM's own.
+"""What a server started here states about itself: one address in front of vLLM's own.
 
 vLLM imports it (``--middleware``) into its front end. Everything else passes through
-untouched. What is told was written by the process that started the server (model digests,
+untouched. The record was written by the process that started the server (model digests,
 level, controls) and by the engine's worker (method in force, versions, machine, settings).
 """
 
@@ -11,27 +11,40 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from jupyter_detllm.engines.remote.server import RECORD_PATH, RECORD_SCHEMA
 from jupyter_detllm.invariance.base import STATE_VARIABLE, WORKER_FILE
 
-__all__ = ["SERVER_FILE", "Record", "record"]
+__all__ = [
+    "NOTICES_FILE",
+    "SERVER_FILE",
+    "App",
+    "Receive",
+    "Record",
+    "Scope",
+    "Send",
+    "read_object",
+    "record",
+]
 
 SERVER_FILE = "server.json"
+NOTICES_FILE = "notices.txt"
+"""Lines that the front ends have for the terminal of the command that started the server."""
 
-_Scope = MutableMapping[str, Any]
-_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-_App = Callable[[_Scope, Any, _Send], Awaitable[None]]
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Record:
     """ASGI middleware that answers ``GET /detllm``."""
 
-    def __init__(self, app: _App) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
 
-    async def __call__(self, scope: _Scope, receive: Any, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or let vLLM."""
         if scope.get("type") != "http" or scope.get("path") != RECORD_PATH:
             await self._app(scope, receive, send)
@@ -45,8 +58,8 @@ class Record:
 
 
 def record(state: Path, tokenizer_eos: int | None = None) -> dict[str, Any] | None:
-    """Return what the files in `state` tell; None while one of them is missing."""
-    server, worker = _read(state / SERVER_FILE), _read(state / WORKER_FILE)
+    """Return the record out of the files in `state`; None while one of them is missing."""
+    server, worker = read_object(state / SERVER_FILE), read_object(state / WORKER_FILE)
     if server is None or worker is None:
         return None
     listed = [tokenizer_eos, *_flat(worker.get("eos"))]
@@ -72,7 +85,8 @@ def _flat(value: object) -> list[object]:
     return [value]
 
 
-def _read(path: Path) -> Mapping[str, Any] | None:
+def read_object(path: Path) -> Mapping[str, Any] | None:
+    """Return the JSON object in a file; None where there is none."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError):

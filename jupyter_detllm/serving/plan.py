@@ -35,7 +35,17 @@ from jupyter_detllm.models import ResolvedModel
 from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.probes.software import dist_version
 
-__all__ = ["MIDDLEWARE", "SERVE", "Place", "ServePlan", "flags", "given_options", "plan_server"]
+__all__ = [
+    "CACHE_MIDDLEWARE",
+    "MIDDLEWARE",
+    "SERVE",
+    "CacheSettings",
+    "Place",
+    "ServePlan",
+    "flags",
+    "given_options",
+    "plan_server",
+]
 
 _SERVE_OPTION = re.compile(r"-{1,2}[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
 _SHORT_OPTIONS = {
@@ -112,6 +122,7 @@ SERVE = "serve"
 """The engine's name in the table of controls."""
 
 MIDDLEWARE = "jupyter_detllm.serving.middleware.Record"
+CACHE_MIDDLEWARE = "jupyter_detllm.serving.answers.AnswerCache"
 _PLUGIN = "detllm_invariance"
 _PLUGINS = "VLLM_PLUGINS"
 _NOT_FOR_SERVERS = (
@@ -139,6 +150,18 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """Where a server keeps answers, and the share of hits that is generated again."""
+
+    folder: Path
+    sample: float = 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as the server's middleware reads it."""
+        return {"folder": str(self.folder.absolute()), "sample": self.sample}
+
+
+@dataclass(frozen=True, slots=True)
 class ServePlan:
     """A server to be started.
 
@@ -158,6 +181,8 @@ class ServePlan:
         The method of batch invariance; None at other levels than `invariant`.
     notice
         That and why the level is held one sequence at a time, and its cost; "" otherwise.
+    cache
+        Where answers are kept; None where each request is generated.
     """
 
     place: Place
@@ -170,6 +195,7 @@ class ServePlan:
     options: Mapping[str, object] = field(default_factory=dict)
     method: Method | None = None
     notice: str = ""
+    cache: CacheSettings | None = None
 
     @property
     def controls(self) -> dict[str, FieldValue]:
@@ -188,6 +214,7 @@ def plan_server(
     environ: Mapping[str, str],
     state: Path,
     platform: Platform | None = None,
+    cache: CacheSettings | None = None,
 ) -> ServePlan:
     """Decide how a server is started; nothing is started or imported.
 
@@ -209,6 +236,8 @@ def plan_server(
         Folder in which its worker says what is in force.
     platform
         Where it computes; found out where not given.
+    cache
+        Where it keeps answers, if it does.
 
     Raises
     ------
@@ -232,10 +261,21 @@ def plan_server(
         *([] if "served_model_name" in given else ["--served-model-name", served]),
         *words,
         *flags({**options, "seed": engine_seed(seed), "revision": model.revision}),
+        *(("--middleware", CACHE_MIDDLEWARE) if cache else ()),
         *("--middleware", MIDDLEWARE),
     ]
     return ServePlan(
-        place, model, served, level, tuple(command), variables, set_here, options, method, notice
+        place,
+        model,
+        served,
+        level,
+        tuple(command),
+        variables,
+        set_here,
+        options,
+        method,
+        notice,
+        cache,
     )
 
 

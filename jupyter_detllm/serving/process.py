@@ -25,13 +25,14 @@ from jupyter_detllm.engines.base import VLLM_SERVER, EngineSpec
 from jupyter_detllm.engines.start import start_engine
 from jupyter_detllm.errors import EngineStartError, UsageError
 from jupyter_detllm.invariance.base import WORKER_FILE
-from jupyter_detllm.serving.middleware import SERVER_FILE
+from jupyter_detllm.serving.middleware import NOTICES_FILE, SERVER_FILE
 from jupyter_detllm.serving.plan import Place, ServePlan
 from jupyter_detllm.verify.kernels import ended_how, last_lines
 
 __all__ = ["Server", "free_place", "proven", "started"]
 
 _LOOK_SECONDS = 0.2
+_NOTICE_SECONDS = 1.0
 _END_SECONDS = 30.0
 _PR_SET_PDEATHSIG = 1
 
@@ -123,9 +124,19 @@ class Server:
                 fix=f"read its log, {self.log}",
             )
 
-    def wait(self) -> int:
-        """Return its exit code when it has ended by itself."""
-        return self._process.wait()
+    def wait(self, say: Callable[[str], None]) -> int:
+        """Return its exit code when it has ended by itself; pass on the notices it writes."""
+        shown = 0
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_NOTICE_SECONDS)
+            with contextlib.suppress(FileNotFoundError):
+                lines = (self._state / NOTICES_FILE).read_text(encoding="utf-8").splitlines()
+                for line in lines[shown:]:
+                    say(line)
+                shown = len(lines)
+            if self._process.returncode is not None:
+                return self._process.returncode
 
     def ended(self, code: int) -> str:
         """Return how it ended, with its last lines."""
@@ -151,6 +162,7 @@ def started(
         "level": plan.level.value,
         "model": identity.to_json(),
         "controls": plan.controls,
+        "cache": plan.cache and plan.cache.to_json(),
     }
     (state / SERVER_FILE).write_text(json.dumps(told), encoding="utf-8")
     process = subprocess.Popen(

@@ -17,6 +17,7 @@ import pytest
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.remote.engine import VLLMRemoteEngine
+from jupyter_detllm.serving.plan import CACHE_MIDDLEWARE
 from tests import engine_contract
 from tests.waiting import HANGS, until
 
@@ -104,6 +105,22 @@ def test_what_does_not_serve_as_asked_is_one_line_and_ends(
     lines = errors.strip().splitlines()
     assert len(lines) == 1, errors
     assert re.search(says, lines[0])
+
+
+def test_with_a_cache_the_server_loads_its_middleware_and_mismatches_are_reported(
+    model: Path, tmp_path: Path
+) -> None:
+    words = ("--cache", "--cache-path", str(tmp_path / "kept"), "--no-self-test", "--json")
+    with serve(model, *words, wrong="mismatch") as process:
+        found = told(process)
+        assert found["cache"] is True
+        log = Path(str(found["log"])).read_text()
+        assert f'"--middleware", "{CACHE_MIDDLEWARE}", "--middleware"' in log
+        assert process.stderr is not None
+        until(lambda: "MISMATCH: two" in process.stderr.readline(), "the notice")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=HANGS)
+    assert "MISMATCH" not in errors
 
 
 def test_a_killed_command_leaves_no_server(model: Path) -> None:

@@ -8,12 +8,11 @@ from jupyter_detllm.doctor.scene import Finding, Look, Scene, Severity
 from jupyter_detllm.probes.nvidia import GpuHealth
 
 __all__ = [
-    "find_gpu_clocks",
     "find_gpu_ecc",
     "find_gpu_mig",
     "find_gpu_mps",
-    "find_gpu_pcie",
     "find_gpu_processes",
+    "find_gpu_speed",
     "find_gpu_throttled",
 ]
 
@@ -73,22 +72,25 @@ def _throttled(gpu: GpuHealth) -> Look:
     return [Finding(Severity.NOTE, evidence, _THROTTLED_FIX, gpu.label)]
 
 
-_CLOCKS_FIX = "for an administrator, before a benchmark: nvidia-smi -lgc MHZ,MHZ (undo: -rgc)"
+_SPEED_FIX = (
+    "none for equal results; before a benchmark an administrator locks the clocks: "
+    "nvidia-smi -lgc MHZ,MHZ (undo: -rgc)"
+)
 
 
-def find_gpu_clocks(scene: Scene) -> Look:
-    """Return whether clocks are fixed; the driver does not tell of a lock."""
-    return each_gpu(
-        scene, _clocks, "whether clocks are locked (no result changes by it)", _CLOCKS_FIX
-    )
+def find_gpu_speed(scene: Scene) -> Look:
+    """Return what makes a GPU slower or its times uneven: unlocked clocks, a narrow link."""
+    return each_gpu(scene, _speed, "what changes speed and no result", "nvidia-smi", absent=True)
 
 
-def _clocks(gpu: GpuHealth) -> Look:
-    if gpu.fixed_clocks is None:
-        return None
-    if gpu.fixed_clocks:
+def _speed(gpu: GpuHealth) -> Look:
+    causes = ["clocks are not locked"] if gpu.fixed_clocks is False else []
+    if gpu.pcie is not None and gpu.pcie_most is not None and gpu.pcie < gpu.pcie_most:
+        causes.append(f"the PCIe link has {gpu.pcie} of {gpu.pcie_most} lanes")
+    if not causes:
         return []
-    return [Finding(Severity.NOTE, "clocks are not locked: times differ", _CLOCKS_FIX, gpu.label)]
+    evidence = f"{', '.join(causes)}: times differ, results are equal"
+    return [Finding(Severity.NOTE, evidence, _SPEED_FIX, gpu.label)]
 
 
 _ECC_FIX = "for an administrator: nvidia-smi -e 1, then restart the machine"
@@ -151,23 +153,6 @@ def _processes(gpu: GpuHealth) -> Look:
         "they leave, and too small a cache preempts requests"
     )
     return [Finding(Severity.RISK, evidence, _PROCESSES_FIX, gpu.label)]
-
-
-_PCIE_FIX = "nvidia-smi -q (GPU Link Info); reseat the card or move it to another slot"
-
-
-def find_gpu_pcie(scene: Scene) -> Look:
-    """Return which GPUs have fewer lanes than they could."""
-    return each_gpu(scene, _pcie, "how wide the PCIe link is", _PCIE_FIX)
-
-
-def _pcie(gpu: GpuHealth) -> Look:
-    if gpu.pcie is None or gpu.pcie_most is None:
-        return None
-    if gpu.pcie >= gpu.pcie_most:
-        return []
-    evidence = f"the PCIe link has {gpu.pcie} of {gpu.pcie_most} lanes: slower, results are equal"
-    return [Finding(Severity.NOTE, evidence, _PCIE_FIX, gpu.label)]
 
 
 _MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"

@@ -245,11 +245,14 @@ FOUND: dict[str, list[tuple[Scene, list[Severity]]]] = {
         ),
     ],
     "gpu_throttled": [(gpu(throttled=("power cap",)), [NOTE]), (gpu(throttled=None), [UNKNOWN])],
-    "gpu_clocks": [(gpu(fixed_clocks=None), [UNKNOWN]), (gpu(fixed_clocks=False), [NOTE])],
     "gpu_ecc": [(gpu(ecc=False), [RISK]), (gpu(ecc_errors=2), [WRONG]), (gpu(ecc=None), [UNKNOWN])],
     "gpu_mig": [(gpu(mig=True), [RISK])],
     "gpu_processes": [(gpu(others=(7, 8)), [RISK]), (gpu(others=None), [UNKNOWN])],
-    "gpu_pcie": [(gpu(pcie=8), [NOTE]), (gpu(pcie=None), [UNKNOWN])],
+    "gpu_speed": [
+        (gpu(fixed_clocks=False), [NOTE]),
+        (gpu(pcie=8), [NOTE]),
+        (gpu(pcie=8, fixed_clocks=False), [NOTE]),
+    ],
     "gpu_mps": [
         (gpu(mps=2), [RISK]),
         (gpu(mps=None), [UNKNOWN]),
@@ -316,6 +319,7 @@ FINE: dict[str, list[Scene]] = {
         replace(BARE, **_VISION, builds={"torch": "cpu", "torchvision": "cpu"}),
     ],
     **{row.name: [gpu()] for row in KINDS if row.name.startswith("gpu_")},
+    "gpu_speed": [gpu(), gpu(pcie=None), gpu(pcie_most=None), gpu(fixed_clocks=None)],
 }
 ROWS = {row.name: row for row in KINDS}
 

@@ -1,7 +1,8 @@
 """Stands for `vllm serve` in tests: reads its command line, answers as `tests.fake_server`.
 
 ``FAKE_VLLM`` says what goes wrong: ``dies`` at start, ``other-method`` in force, a
-``sensitive`` engine, ``later`` (dies when the first completion is asked for).
+``sensitive`` engine, ``later`` (dies when the first completion is asked for), a ``mismatch``
+of a kept answer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-from jupyter_detllm.serving.middleware import record
+from jupyter_detllm.serving.middleware import NOTICES_FILE, record
 from tests.fake_server import Fault, serving
 
 WRONG = os.environ.get("FAKE_VLLM", "")
@@ -39,6 +40,8 @@ def main() -> None:
     (STATE / "worker.json").write_text(json.dumps(worker))
     print("words:", json.dumps(sys.argv))
     sys.stdout.flush()
+    if WRONG == "mismatch":
+        (STATE / NOTICES_FILE).write_text("MISMATCH: one\nMISMATCH: two\n")
     ended = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: ended.set())
     with serving(
