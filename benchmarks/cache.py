@@ -54,7 +54,9 @@ class Server:
         app = Starlette(routes=[Route("/v1/completions", self._complete, methods=["POST"])])
         if cached:
             app.add_middleware(AnswerCache)
-        self._server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, port=0, log_level="warning", timeout_keep_alive=600)
+        )
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
         while not self._server.started:

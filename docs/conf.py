@@ -12,13 +12,17 @@ project = "jupyter-detllm"
 author = "the jupyter-detllm authors"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-source_suffix = {".md": "markdown"}
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "index"
 default_role = "code"  # single backticks in docstrings are code
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
+
+nb_execution_mode = "off"
+# Outputs are text, never markup; a cell without one says nothing.
+nb_mime_priority_overrides = [("html", "text/plain", 0)]
+nb_merge_streams = True
 
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -38,6 +42,14 @@ html_show_copyright = False
 highlight_language = "text"
 
 
+def _ipython(app: Any, doctree: nodes.document) -> None:
+    """Read the cells of notebooks as IPython: magics are no Python."""
+    if app.env.docname.startswith("examples/"):
+        for block in doctree.findall(nodes.literal_block):
+            if block.get("language") == "python":
+                block["language"] = "ipython"
+
+
 def _dashes(_app: Any, doctree: nodes.document) -> None:
     """Set the dash that Napoleon writes between a parameter and its meaning."""
     for text in list(doctree.findall(nodes.Text)):
@@ -48,3 +60,4 @@ def _dashes(_app: Any, doctree: nodes.document) -> None:
 def setup(app: Any) -> None:
     """Register what the pages need beyond the extensions."""
     app.connect("doctree-read", _dashes)
+    app.connect("doctree-read", _ipython)

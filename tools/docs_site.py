@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-from tools.notebook_pages import write_pages
 from tools.requirements import ROOT
 
 __all__ = ["build", "main", "stage"]
@@ -26,7 +25,8 @@ def stage(folder: Path) -> None:
     shutil.copytree(SOURCE, folder)
     shutil.copytree(ROOT / "examples" / "plugin", folder / "plugin")
     shutil.copyfile(ROOT / "CHANGELOG.md", folder / "changelog.md")
-    write_pages(ROOT / "examples", folder / "examples")
+    for notebook in (ROOT / "examples").glob("*.ipynb"):
+        shutil.copy(notebook, folder / "examples")
 
 
 def build(source: Path, out: Path) -> int:

@@ -2,58 +2,64 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nbformat import from_dict, write
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from tools import docs_site
-from tools.notebook_pages import page, write_pages
 
 
-def code(source: str, *outputs: dict[str, Any]) -> dict[str, Any]:
-    return {"cell_type": "code", "source": source, "outputs": list(outputs)}
-
-
-def text_output(text: str) -> dict[str, Any]:
-    data = {"text/plain": text, "text/html": "<b>not shown</b>"}
-    return {"output_type": "display_data", "data": data, "metadata": {}}
-
-
-def test_a_notebook_is_shown_with_the_texts_of_its_outputs() -> None:
+def page(folder: Path, *outputs: dict[str, Any]) -> str:
+    """Build a site of one notebook with these outputs; return its page."""
+    source = folder / "source"
+    shutil.copytree(docs_site.SOURCE / "_static", source / "_static")
+    shutil.copyfile(docs_site.SOURCE / "conf.py", source / "conf.py")
     cells = [
-        {"cell_type": "markdown", "source": ["# Title\n", "\n", "Words."]},
-        code("%load_ext jupyter_detllm"),
-        code("%%detgen a\nSay it.", text_output("It.\nAnd more."), text_output("[detllm] stamp")),
-        code(""),
+        new_markdown_cell("# Title\n\nWords."),
+        new_code_cell("%%detgen a\nSay it?", outputs=[from_dict(item) for item in outputs]),
     ]
-    shown = page({"cells": cells}, "one.ipynb")
-    assert shown.startswith("# Title\n\nWords.\n\nThe notebook is `examples/one.ipynb`.\n\n```ipy")
-    assert "```ipython\n%%detgen a\nSay it.\n```\n\n```{code-block} text\n" in shown
-    assert "\n\nIt.\nAnd more.\n```\n" in shown
-    assert "[detllm] stamp" in shown
-    assert "<b>" not in shown
-    assert shown.count("```ipython") == 2
+    (source / "examples").mkdir()
+    write(new_notebook(cells=cells, metadata=METADATA), source / "examples" / "one.ipynb")
+    (source / "index.md").write_text("# Home\n\n```{toctree}\nexamples/one\n```\n")
+    assert docs_site.build(source, folder / "html") == 0
+    return (folder / "html" / "examples" / "one.html").read_text()
 
 
-def test_a_text_with_fences_stays_inside_its_own() -> None:
-    shown = page({"cells": [code("x", text_output("```\n# no heading\n````"))]}, "n.ipynb")
-    assert "`````{code-block} text\n:class: cell-output\n\n```\n# no heading\n````\n`````" in shown
+METADATA = {
+    "kernelspec": {"name": "python3", "display_name": "", "language": "python"},
+    "language_info": {"name": "python"},
+}
 
 
-def test_an_error_is_one_line(tmp_path: Path) -> None:
-    error = {"output_type": "error", "ename": "UsageError", "evalue": "no", "traceback": []}
-    assert "UsageError: no" in page({"cells": [code("x", error)]}, "n.ipynb")
+@pytest.mark.slow
+def test_a_notebook_is_shown_with_the_texts_of_its_outputs(tmp_path: Path) -> None:
+    data = {"text/plain": "It.\n```\n# <i>no heading</i>", "text/html": "<b>not shown</b>"}
+    error = {
+        "output_type": "error",
+        "ename": "UsageError",
+        "evalue": "no <b>",
+        "traceback": ["no <b>"],
+    }
+    shown = page(tmp_path, {"output_type": "display_data", "data": data, "metadata": {}}, error)
+    text = re.sub(r"<[^>]+>", "", shown)
+    assert "%%detgen a\nSay it?" in text
+    assert "It.\n```\n# &lt;i&gt;no heading&lt;/i&gt;" in text
+    assert "no &lt;b&gt;" in text
+    assert "not shown" not in shown
+    assert "highlight-ipython" in shown
 
 
 def test_every_example_has_a_page(tmp_path: Path) -> None:
-    examples = docs_site.ROOT / "examples"
-    write_pages(examples, tmp_path)
-    names = {path.stem for path in examples.glob("*.ipynb")}
-    assert {path.stem for path in tmp_path.glob("*.md")} == {*names, "index"}
-    index = (tmp_path / "index.md").read_text()
-    assert all(f"\n{name}\n" in index for name in names)
+    docs_site.stage(tmp_path / "source")
+    names = {path.stem for path in (docs_site.ROOT / "examples").glob("*.ipynb")}
+    listed = (tmp_path / "source" / "examples" / "index.md").read_text().splitlines()
+    assert names <= set(listed)
+    assert {path.stem for path in (tmp_path / "source" / "examples").glob("*.ipynb")} == names
 
 
 @pytest.mark.slow
