@@ -9,7 +9,7 @@ from docutils import nodes
 from jupyter_detllm import __version__
 
 project = "jupyter-detllm"
-author = "the jupyter-detllm authors"
+author = "The jupyter-detllm developers"
 version = release = __version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

@@ -3,6 +3,9 @@
 ``python -m tools.stages NAME ...`` runs the stages of these names; with ``--as KIND``, or
 ``--as all``, under a simulated kind of processor (`tools.simulated`). Without names that is
 what `make test` runs, and it is recorded (`tools.full_record`).
+
+nox would not make this shorter: there is one environment, and what takes the lines (stages that
+run on after a failure, simulated processors, the record) it does not do.
 """
 
 from __future__ import annotations
@@ -54,6 +57,18 @@ def _existing(names: Sequence[str]) -> tuple[str, ...]:
 def _tests(*arguments: str) -> Stage:
     folders = _existing(_WITHOUT_ENGINE)
     return Stage("tests without an engine", (*_PYTEST, *_PARALLEL, *arguments, *folders))
+
+
+def _covered_tests() -> tuple[Stage, ...]:
+    """Return the stages of the tests without an engine that end with what they cover."""
+    tests = _tests()
+    coverage = ("-m", "coverage")
+    return (
+        Stage("coverage of former runs", (*coverage, "erase")),
+        Stage(tests.name, (*coverage, "run", *tests.arguments)),
+        Stage("coverage data", (*coverage, "combine", "--quiet")),
+        Stage("coverage", (*coverage, "report")),
+    )
 
 
 def _engine_tests(*arguments: str) -> Stage:
@@ -120,7 +135,7 @@ STAGES: Mapping[str, tuple[Stage, ...]] = {
     "ui": _browser_tests(*_QUICK),
     "tests": (_tests(*_QUICK), _engine_tests(*_QUICK), *_browser_tests(*_QUICK)),
     "simulated": _simulated(),
-    "full": (_tests(), _engine_tests(), _labs(), *_browser_tests()),
+    "full": (*_covered_tests(), _engine_tests(), _labs(), *_browser_tests()),
 }
 
 
