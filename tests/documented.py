@@ -11,7 +11,8 @@ from pathlib import Path
 __all__ = ["PAGES", "ROOT", "Block", "Step", "blocks", "matches", "steps", "typed"]
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = tuple(sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]))
+_AT_THE_TOP = ("CONTRIBUTING.md", "README.md", "SECURITY.md")
+PAGES = tuple(sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in _AT_THE_TOP)]))
 _FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1[ ]*$", re.M | re.S)
 _EXIT_CODE = re.compile(r"#.*\bexit code (\d+)")
 _SYNOPSIS = re.compile(r"[\[\]|…]|\bCOMMAND\b")

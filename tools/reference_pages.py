@@ -1,4 +1,9 @@
-"""Reference pages made of parsers and configurables: commands, magics, configuration."""
+"""Reference pages made of parsers and configurables: commands, magics, configuration.
+
+One set of functions writes options of the command line, of magics and of pytest. sphinx-argparse
+would replace the first alone (it calls functions without arguments), and its pages could be read
+on the built site only.
+"""
 
 from __future__ import annotations
 
