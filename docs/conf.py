@@ -20,7 +20,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 
 nb_execution_mode = "off"
-# Outputs are text, never markup; a cell without one says nothing.
+# Outputs are shown as text, never as markup.
 nb_mime_priority_overrides = [("html", "text/plain", 0)]
 nb_merge_streams = True
 
