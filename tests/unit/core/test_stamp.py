@@ -12,7 +12,7 @@ import pytest
 from jupyter_detllm.core import reading, stamp_reader
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.generation import Prompt, PromptKind
-from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.levels import Level, Reach, fallback_level
 from jupyter_detllm.core.stamp import (
     STAMP_SCHEMA,
     Call,
@@ -338,6 +338,50 @@ def test_sizes_are_limited(stored: dict[str, Any], monkeypatch: pytest.MonkeyPat
         read_stamp(resealed({**stored, "late": ["x" * 201]}))
     with pytest.raises(StampError, match="'name'"):
         read_stamp(resealed({**stored, "name": "x" * 201}))
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [(["x" * 9], "a text of more than 8 characters"), (["x"] * 9, "a list of more than 8 items")],
+)
+def test_sizes_are_limited_before_a_digest_is_taken(
+    extra: object, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stamp_reader, "MAX_TEXT", 8)
+    monkeypatch.setattr(stamp_reader, "MAX_ITEMS", 8)
+    monkeypatch.setattr(stamp_reader, "STAMP_SCHEMA", "s")
+    monkeypatch.setattr(stamp_reader, "content_digest", lambda _: pytest.fail("digested"))
+    with pytest.raises(StampError, match=says):
+        read_stamp({"schema": "s", "more": {"deep": extra}})
+
+
+def test_requests_out_of_the_cache_are_named_once_and_in_order(stored: dict[str, Any]) -> None:
+    def with_cached(*indices: int) -> dict[str, Any]:
+        call = {**stored["calls"][0], "cached": list(indices)}
+        return resealed({**stored, "calls": [call, *stored["calls"][1:]]})
+
+    assert len(stored["calls"][0]["requests"]) > 1
+    assert read_stamp(with_cached(0, 1)).calls[0].cached == (0, 1)
+    for wrong in ((1, 0), (0, 0)):
+        with pytest.raises(StampError, match="the cached requests are not in order"):
+            read_stamp(with_cached(*wrong))
+    with pytest.raises(StampError, match="'cached'"):
+        read_stamp(with_cached(len(stored["calls"][0]["requests"])))
+
+
+def test_the_reach_of_a_self_test_is_stored_only_where_there_is_one(
+    stored: dict[str, Any],
+) -> None:
+    assert "reach" not in stored
+    stamp = replace(FULL.stamp(), reach=Reach(1700, 1), beyond_reach=True)
+    back = read_stamp(json.loads(json.dumps(stamp.to_json())))
+    assert (back.reach, back.beyond_reach) == (Reach(1700, 1), True)
+    assert str(back.reach) == "1,700 tokens, 1 sequence"
+
+
+def test_a_session_without_a_level_falls_back_to_what_its_engine_can_hold() -> None:
+    assert fallback_level("demo") is Level.REPEATABLE
+    assert fallback_level("http://127.0.0.1:8000") is Level.SEEDED
 
 
 def test_the_place_is_named() -> None:
