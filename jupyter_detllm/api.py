@@ -19,18 +19,18 @@ from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import SamplingOptions, ShutdownReport
-from jupyter_detllm.kernel.cells import Ending, current_shell
-from jupyter_detllm.kernel.expecting import Expect, generate_expected
+from jupyter_detllm.kernel.cells import CellEnd, current_shell
+from jupyter_detllm.kernel.expecting import Expect
 from jupyter_detllm.kernel.prompts import (
-    Ask,
     CacheUse,
+    GenerateCall,
     PromptLike,
     prompt_from,
     several_prompts,
     stop_texts,
 )
-from jupyter_detllm.kernel.session import Session, Settings, current_session, keep, merged
-from jupyter_detllm.kernel.stamping import Emitted, note_recorded
+from jupyter_detllm.kernel.session import Session, Settings, current_session, merged
+from jupyter_detllm.kernel.stamping import StampRecord, note_recorded
 from jupyter_detllm.metering.measures import Metrics
 
 if TYPE_CHECKING:
@@ -168,8 +168,8 @@ def generate(
     )
     asked = tuple(prompt_from(item, text, system) for item in several_prompts(prompts))
     use = CacheUse(verify_sample) if cache else None
-    ask = Ask(asked, options, name, n, seed, store_prompt, use)
-    return run_call(_session(), ask, None if expect is None else Expect.of(expect, tries, unmet))
+    call = GenerateCall(asked, options, name, n, seed, store_prompt, use)
+    return run_call(_session(), call, None if expect is None else Expect.of(expect, tries, unmet))
 
 
 def last_stamp() -> Stamp | None:
@@ -183,7 +183,7 @@ def last_stamp() -> Stamp | None:
     return current_session().recorder.last
 
 
-def cells() -> tuple[Emitted, ...]:
+def cells() -> tuple[StampRecord, ...]:
     """Return the stamped cells of this kernel, in the order in which they were first stamped.
 
     Each has a `label`, its `stamp`, and `live`: verdict, reasons and first divergence
@@ -230,7 +230,9 @@ _CALLER = 5
 """How far up the user's line is, seen from the warning: `det.generate` is between."""
 
 
-def run_call(session: Session, ask: Ask, expect: Expect | None = None) -> list[Generation]:
+def run_call(
+    session: Session, call: GenerateCall, expect: Expect | None = None
+) -> list[Generation]:
     """Generate; in a script each call is what a cell is in a notebook.
 
     Raises
@@ -239,22 +241,22 @@ def run_call(session: Session, ask: Ask, expect: Expect | None = None) -> list[G
         For what cannot be run, failed, or is not as expected.
     """
     if current_shell() is not None:
-        return _run(session, ask, expect)
+        return _run(session, call, expect)
     success = False
     try:
-        found = _run(session, ask, expect)
+        found = _run(session, call, expect)
         success = True
     finally:
-        emitted = session.recorder.close(Ending(None, "", None, success))
-    if emitted is not None:
-        keep(session, emitted)
+        record = session.recorder.close(CellEnd(None, "", None, success))
+    if record is not None:
+        session.keep(record)
     return found
 
 
-def _run(session: Session, ask: Ask, expect: Expect | None) -> list[Generation]:
-    outcome = generate_expected(session, ask, session.prepare(ask), expect)
-    outcome.settle(lambda problem: warnings.warn(problem, stacklevel=_CALLER + 1))
-    return list(outcome.generations)
+def _run(session: Session, call: GenerateCall, expect: Expect | None) -> list[Generation]:
+    shown = session.generate(call, session.prepare(call), expect)
+    shown.settle(lambda problem: warnings.warn(problem, stacklevel=_CALLER + 1))
+    return list(shown.generations)
 
 
 def probe(*, short: bool = False) -> SelfTest:

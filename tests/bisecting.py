@@ -10,12 +10,11 @@ from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest, Prompt, build_requests
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView, read_notebook
-from jupyter_detllm.core.stamp import Call, Stamp, source_digest
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import Call, Run, Stamp, assemble_stamp, source_digest
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
 from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.errors import DetLLMError
-from jupyter_detllm.verify.bisect import TrialRun
+from jupyter_detllm.verify.job import Job, JobResult
 from tests.builders import notebook, promoted, stamped_cell, with_actual
 from tests.fakes import MACHINE
 
@@ -38,27 +37,27 @@ class Machine:
 
     hidden: Mapping[str, FieldValue] = field(default_factory=dict)
     threads: int = 2
-    before: Callable[[int, Mapping[str, Any]], TrialRun | None] = lambda number, job: None
-    jobs: list[Mapping[str, Any]] = field(default_factory=list)
+    before: Callable[[int, Job], JobResult | None] = lambda number, job: None
+    jobs: list[Job] = field(default_factory=list)
     environs: list[Mapping[str, str]] = field(default_factory=list)
 
-    def __call__(
-        self, job: Mapping[str, Any], environ: Mapping[str, str], timeout: float
-    ) -> TrialRun:
+    def __call__(self, job: Job, environ: Mapping[str, str], timeout: float) -> JobResult:
         self.jobs.append(job)
         self.environs.append(environ)
         instead = self.before(len(self.jobs), job)
         if instead is not None:
             return instead
-        recorded = read_stamp(job["stamp"])
+        threads, level = environ.get("OMP_NUM_THREADS"), job.spec.level
+        result = JobResult()
         try:
-            engine = self.engine(
-                job["options"], environ.get("OMP_NUM_THREADS"), Level(job["level"])
-            )
-            calls = self.calls(engine, recorded.requests, job["calls"])
+            engine = self.engine(job.spec.options, threads, level)
+            for number, batch in enumerate(job.batches):
+                (call,) = self.calls(engine, batch.requests, [range(len(batch.requests))])
+                result.generations[number] = call.generations
         except DetLLMError as error:
-            return TrialRun(None, str(error))
-        return TrialRun(self.stamp(engine, calls))
+            return JobResult(problem=str(error))
+        result.run = Run(engine.model(), level, 0, self.fingerprint(engine))
+        return result
 
     def engine(
         self, options: Mapping[str, FieldValue], threads: str | None, level: Level
@@ -83,19 +82,14 @@ class Machine:
         return tuple(calls)
 
     def stamp(self, engine: FakeEngine, calls: tuple[Call, ...]) -> Stamp:
+        run = Run(engine.model(), engine.spec.level, 0, self.fingerprint(engine))
+        return assemble_stamp(run, calls, name="three", source=source_digest(SOURCE))
+
+    @staticmethod
+    def fingerprint(engine: FakeEngine) -> Fingerprint:
         values = {**MACHINE, **engine.fields()}
         values["torch.threads"] = int(str(values["torch.threads"]))
-        found = Fingerprint.build(values).for_stamp()
-        return Stamp(
-            "three",
-            engine.spec.level,
-            source_digest(SOURCE),
-            engine.model(),
-            found,
-            found.digest,
-            0,
-            calls,
-        )
+        return Fingerprint.build(values)
 
     def record(
         self,

@@ -62,12 +62,12 @@ class Lab:
     self_test: object = None
     started: list[Started] = field(default_factory=list)
 
-    def __call__(self, job: Job, listener: Listener) -> None:
+    def __call__(self, job: Job, report: Listener) -> None:
         """Run a job: a `Runner`."""
         original = job_module.start
         job_module.start = self._start
         try:
-            run_job(job, listener)
+            run_job(job, report)
         finally:
             job_module.start = original
 

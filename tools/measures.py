@@ -34,7 +34,7 @@ import os, sys, threading
 _root, _out, _seen = os.environ["MEASURED_PACKAGE"], os.environ["MEASURED_OUT"], set()
 def _note(frame, event, arg):
     code = frame.f_code
-    if event == "call" and code.co_filename.startswith(_root) and code.co_name != "<module>":
+    if event == "call" and code.co_flags & 1 and code.co_filename.startswith(_root):
         if code.co_filename not in _seen:
             _seen.add(code.co_filename)
             with open(_out, "a") as file:

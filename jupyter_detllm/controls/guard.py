@@ -30,11 +30,18 @@ from jupyter_detllm.controls.ledger import (
     read_live,
     shown_variable,
 )
+from jupyter_detllm.controls.seeding import SEED_VARIABLE
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.probes.process import initial_environment, physical_cores, usable_cpus
 
-__all__ = ["apply", "kernel_environment", "observed_events", "take_back"]
+__all__ = [
+    "apply",
+    "child_environment",
+    "kernel_environment",
+    "observed_events",
+    "take_back",
+]
 
 _RESTART = "restart the kernel and run `%detllm` first"
 _BEFORE_PYTHON = "run `jupyter detllm kernel install` once, and choose that kernel"
@@ -202,3 +209,36 @@ def kernel_environment(level: Level, *, platform: Platform | None = None) -> dic
     environ["PYTHONHASHSEED"] = str(control_named("PYTHONHASHSEED").value)
     ours = {name: value for name, value in environ.items() if name != MARKER}
     return {**ours, MARKER: marker_text(ours)}
+
+
+def child_environment(
+    changes: Mapping[str, str | None],
+    *,
+    controls: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    initial: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return the variables of a child process: this process's, and `changes` last.
+
+    Parameters
+    ----------
+    changes
+        What is set on purpose; None unsets.
+    controls
+        Takes the place of what we have set in this process, under what the user has set;
+        None leaves this process's variables as they are.
+    environ, initial
+        The variables of this process, and those it was started with; found out where not
+        given.
+    """
+    out = dict(os.environ if environ is None else environ)
+    if controls is not None:
+        ours = (item.partition("=")[0] for item in out.pop(MARKER, "").split())
+        for name in (*ours, SEED_VARIABLE):
+            out.pop(name, None)
+        at_start = initial_environment() if initial is None else initial
+        if at_start is not None and "LD_PRELOAD" not in at_start:
+            out.pop("LD_PRELOAD", None)  # vLLM sets it for itself
+        out = {**controls, **out}
+    out.update({name: value for name, value in changes.items() if value is not None})
+    return {name: value for name, value in out.items() if changes.get(name, value) is not None}

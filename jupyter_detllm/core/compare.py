@@ -16,9 +16,7 @@ from itertools import zip_longest
 
 from jupyter_detllm.core.canonical import Digest
 from jupyter_detllm.core.evidence import MarginClass, TokenEvidence
-from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation, GenerationRequest
-from jupyter_detllm.core.levels import ONE_AT_A_TIME, Reach
 from jupyter_detllm.core.seeds import occurrences
 from jupyter_detllm.core.stamp import Call
 
@@ -30,7 +28,6 @@ __all__ = [
     "compare_calls",
     "compare_generations",
     "first_divergence",
-    "goes_beyond",
 ]
 
 
@@ -272,38 +269,6 @@ def compare_calls(reference: Sequence[Call], actual: Sequence[Call]) -> Comparis
         same_batches(reference, actual),
         sum(len(call.cached) for call in actual),
     )
-
-
-def goes_beyond(
-    reach: Reach | None,
-    calls: Iterable[Sequence[GenerationRequest]],
-    fingerprint: Fingerprint,
-) -> bool:
-    """Tell whether any of the calls goes beyond what a self-test showed.
-
-    Parameters
-    ----------
-    reach
-        How far it reaches; nothing is beyond where there is none.
-    calls
-        The requests of each call, as they shared it.
-    fingerprint
-        Says how many sequences the engine takes into one step (`engine.max_num_seqs`),
-        and whether any share one at all (`engine.invariance`).
-    """
-    if reach is None:
-        return False
-    most = fingerprint.numerics.get("engine.max_num_seqs")
-    if fingerprint.numerics.get("engine.invariance") == ONE_AT_A_TIME:
-        most = 1
-    for requests in calls:
-        lengths = [item.prompt_length + item.sampling.max_tokens for item in requests]
-        sequences = sum(max(len(r.seeds), r.sampling.beam_width or 0) for r in requests)
-        if isinstance(most, int):
-            sequences = min(sequences, most)
-        if max(lengths, default=0) > reach.tokens or sequences > reach.sequences:
-            return True
-    return False
 
 
 def same_batches(reference: Sequence[Call], actual: Sequence[Call]) -> bool:

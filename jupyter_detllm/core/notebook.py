@@ -41,6 +41,7 @@ __all__ = [
     "output_stamp",
     "own_metadata",
     "read_notebook",
+    "schema_problems",
     "since",
 ]
 
@@ -207,7 +208,7 @@ def own_metadata(holder: Mapping[str, Any]) -> Mapping[str, Any]:
 def _fingerprints(notebook: Mapping[str, Any]) -> tuple[dict[str, Fingerprint], list[str]]:
     meta = own_metadata(notebook)
     found: dict[str, Fingerprint] = {}
-    problems = _schema_problems(meta, NOTEBOOK_SCHEMA, "notebook")
+    problems = schema_problems(meta, NOTEBOOK_SCHEMA, "notebook")
     for digest, data in _mapping(meta.get("fingerprints")).items():
         try:
             fingerprint = Fingerprint.from_json(data)
@@ -220,7 +221,8 @@ def _fingerprints(notebook: Mapping[str, Any]) -> tuple[dict[str, Fingerprint], 
     return found, problems
 
 
-def _schema_problems(meta: Mapping[str, Any], schema: str, where: str) -> list[str]:
+def schema_problems(meta: Mapping[str, Any], schema: str, where: str) -> list[str]:
+    """Return what is wrong with the schema that our metadata of a cell or notebook names."""
     found = meta.get("schema", schema)
     if found == schema:
         return []
@@ -266,7 +268,7 @@ class _Context:
 
 def _cell(number: int, cell: JsonObject, context: _Context) -> CellView | None:
     meta = own_metadata(cell)
-    problems = _schema_problems(meta, CELL_SCHEMA, "cell")
+    problems = schema_problems(meta, CELL_SCHEMA, "cell")
     source = _text(cell.get("source"))
     if source is None:
         problems.append("the cell's source is not Unicode text")

@@ -8,22 +8,25 @@ stands once in notebook metadata under its digest. The stamp's own digest leaves
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from jupyter_detllm.core.attempts import Attempt
 from jupyter_detllm.core.canonical import Digest, Json, digest_of
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.generation import Generation, GenerationRequest, generation_digest
-from jupyter_detllm.core.levels import Level, Reach
+from jupyter_detllm.core.levels import ONE_AT_A_TIME, Level, Reach
 
 __all__ = [
     "STAMP_SCHEMA",
     "Call",
     "ModelIdentity",
+    "Run",
     "Stamp",
+    "assemble_stamp",
     "content_digest",
     "generation_json",
+    "goes_beyond",
     "normalise_source",
     "reference_json",
     "request_json",
@@ -220,6 +223,113 @@ class Stamp:
             # Stamps without one are as they were before there was any.
             out["reach"] = {**asdict(self.reach), "beyond": self.beyond_reach}
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What all generations of one running engine share, whoever started it.
+
+    Attributes
+    ----------
+    model
+        Name and digests, as the engine reports them.
+    level, root_seed
+        What the engine runs at, and the seed of its session.
+    fingerprint
+        All fields of the environment, the engine's included.
+    late
+        Names of the controls that came too late.
+    self_test, reach
+        What the engine's self-test showed ("" when none ran), and how far.
+    """
+
+    model: ModelIdentity
+    level: Level
+    root_seed: int
+    fingerprint: Fingerprint
+    late: tuple[str, ...] = ()
+    self_test: str = ""
+    reach: Reach | None = None
+
+
+def assemble_stamp(
+    run: Run,
+    calls: Iterable[Call],
+    *,
+    name: str,
+    source: Digest,
+    batches: Iterable[Sequence[GenerationRequest]] | None = None,
+) -> Stamp:
+    """Return the stamp of the calls of one cell, as its stored form is read back.
+
+    Parameters
+    ----------
+    run
+        The run that generated.
+    calls
+        The calls of the cell, in order.
+    name, source
+        Name of the cell ("" when unnamed), and the digest of its source.
+    batches
+        The requests that shared a call of the engine, where those were not the calls'.
+    """
+    kept = tuple(
+        replace(call, generations=tuple(map(_with_stored_evidence, call.generations)))
+        for call in calls
+    )
+    shared = [call.requests for call in kept] if batches is None else batches
+    return Stamp(
+        name=name,
+        level=run.level,
+        source=source,
+        model=run.model,
+        fingerprint=replace(run.fingerprint.for_stamp(), identity={}),  # it is in the model
+        fingerprint_digest=run.fingerprint.digest,
+        root_seed=run.root_seed,
+        calls=kept,
+        late=run.late,
+        self_test=run.self_test,
+        reach=run.reach,
+        beyond_reach=goes_beyond(run.reach, shared, run.fingerprint),
+    )
+
+
+def _with_stored_evidence(generation: Generation) -> Generation:
+    if generation.evidence is None:
+        return generation
+    return replace(generation, evidence=generation.evidence.smallest())
+
+
+def goes_beyond(
+    reach: Reach | None,
+    calls: Iterable[Sequence[GenerationRequest]],
+    fingerprint: Fingerprint,
+) -> bool:
+    """Tell whether any of the calls goes beyond what a self-test showed.
+
+    Parameters
+    ----------
+    reach
+        How far it reaches; nothing is beyond where there is none.
+    calls
+        The requests of each call, as they shared it.
+    fingerprint
+        Says how many sequences the engine takes into one step (`engine.max_num_seqs`),
+        and whether any share one at all (`engine.invariance`).
+    """
+    if reach is None:
+        return False
+    most = fingerprint.numerics.get("engine.max_num_seqs")
+    if fingerprint.numerics.get("engine.invariance") == ONE_AT_A_TIME:
+        most = 1
+    for requests in calls:
+        lengths = [item.prompt_length + item.sampling.max_tokens for item in requests]
+        sequences = sum(max(len(r.seeds), r.sampling.beam_width or 0) for r in requests)
+        if isinstance(most, int):
+            sequences = min(sequences, most)
+        if max(lengths, default=0) > reach.tokens or sequences > reach.sequences:
+            return True
+    return False
 
 
 def content_digest(data: Mapping[str, object]) -> Digest:

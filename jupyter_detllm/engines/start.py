@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.options import ranks_of
-from jupyter_detllm.core.stamp import ModelIdentity
+from jupyter_detllm.core.stamp import ModelIdentity, Run
 from jupyter_detllm.engines.base import (
     Engine,
     EngineSpec,
     Lowerable,
     RemoteEngine,
     load_engine,
+    reach_of,
 )
 from jupyter_detllm.errors import ControlError, InvarianceError
 
@@ -33,6 +34,7 @@ __all__ = [
     "environment_fingerprint",
     "late_controls",
     "model_identity",
+    "run_of",
     "start",
     "start_engine",
 ]
@@ -60,6 +62,23 @@ class RunningEngine:
     def fingerprint(self) -> Fingerprint:
         """Return the fingerprint of this process, the engine's part included."""
         return environment_fingerprint(self.controls, self.engine)
+
+    def run(self) -> Run:
+        """Return what everything that this engine generates now has in common."""
+        return run_of(self.engine, self.controls, self.fingerprint())
+
+
+def run_of(engine: Engine, controls: ControlReport | None, fingerprint: Fingerprint) -> Run:
+    """Return what everything that `engine` generates now has in common."""
+    return Run(
+        model=engine.model(),
+        level=engine.spec.level,
+        root_seed=engine.spec.seed,
+        fingerprint=fingerprint,
+        late=late_controls(controls, engine),
+        self_test=str(getattr(engine, "self_test", None) or ""),
+        reach=reach_of(engine),
+    )
 
 
 def apply_controls(

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from jupyter_detllm.cache.results import CacheReport
     from jupyter_detllm.cache.store import TextStore
     from jupyter_detllm.core.generation import GenerationRequest
+    from jupyter_detllm.core.stamp import Run
     from jupyter_detllm.engines.base import Engine, GenerationResult
-    from jupyter_detllm.kernel.stamping import Circumstances
 
 __all__ = ["Answered", "through_cache"]
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A result, which of its requests were cached, the circumstances, and the report."""
+    """A result, which of its requests were cached, the run it belongs to, and the report."""
 
     result: GenerationResult
     cached: tuple[int, ...]
-    circumstances: Circumstances
+    run: Run
     report: CacheReport
 
 
@@ -34,7 +34,7 @@ def through_cache(
     engine: Engine,
     requests: tuple[GenerationRequest, ...],
     generate: Callable[[tuple[GenerationRequest, ...]], GenerationResult],
-    circumstances: Callable[[], Circumstances],
+    run_now: Callable[[], Run],
 ) -> Answered:
     """Answer a call; warn of what came out otherwise when it was generated again.
 
@@ -44,12 +44,12 @@ def through_cache(
         How the cache is used, the running engine, and the call.
     generate
         Runs requests in one call.
-    circumstances
+    run_now
         Returns model, level and fingerprint as they are at that moment.
     """
     from jupyter_detllm.cache.results import Scope, generate_cached
 
-    latest = circumstances()
+    latest = run_now()
 
     def scope() -> Scope:
         evidence = engine.capabilities.evidence
@@ -57,7 +57,7 @@ def through_cache(
 
     def scope_now() -> Scope:
         nonlocal latest
-        latest = circumstances()
+        latest = run_now()
         return scope()
 
     done = generate_cached(

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from jupyter_detllm.errors import UsageError
 
 __all__ = [
+    "CellEnd",
     "CellHooks",
-    "Ending",
     "RunningCells",
     "current_shell",
     "notebook_of",
@@ -59,7 +59,7 @@ def notebook_of(shell: Any, given: str | None, fix: str) -> Path:
     )
 
 
-class Ending(NamedTuple):
+class CellEnd(NamedTuple):
     """The end of an outermost cell.
 
     Attributes
@@ -102,7 +102,7 @@ class RunningCells:
             self._request = request
         self._stack.append(info)
 
-    def ended(self, result: Any) -> Ending | None:
+    def ended(self, result: Any) -> CellEnd | None:
         """Note that a cell ended; return it if it was the outermost."""
         if result is None:  # torn down: nothing of it counts
             del self._stack[-1:]
@@ -117,7 +117,7 @@ class RunningCells:
             return None
         owner = None if depth is None else info
         cell_id = getattr(info, "cell_id", None)
-        return Ending(owner, info.raw_cell or "", cell_id, bool(result.success))
+        return CellEnd(owner, info.raw_cell or "", cell_id, bool(result.success))
 
 
 _running = RunningCells()
@@ -148,7 +148,7 @@ class CellHooks:
         Called with the shell and the end of each outermost cell.
     """
 
-    def __init__(self, shell: Any, ended: Callable[[Any, Ending], None]) -> None:
+    def __init__(self, shell: Any, ended: Callable[[Any, CellEnd], None]) -> None:
         self._shell = shell
         self._at_end = ended
         shell.events.register("pre_run_cell", self._began)
@@ -163,6 +163,6 @@ class CellHooks:
         _running.began(info, request_part(self._shell, "header").get("msg_id"))
 
     def _ended(self, result: Any) -> None:
-        ending = _running.ended(result)
-        if ending is not None:
-            self._at_end(self._shell, ending)
+        end = _running.ended(result)
+        if end is not None:
+            self._at_end(self._shell, end)

@@ -53,10 +53,10 @@ from jupyter_detllm.kernel.display import (
     show_bundle,
     show_text,
 )
-from jupyter_detllm.kernel.expecting import Expect, generate_expected
-from jupyter_detllm.kernel.prompts import Ask, CacheUse, fill, prompts_of, split_body
+from jupyter_detllm.kernel.expecting import Expect
+from jupyter_detllm.kernel.prompts import CacheUse, GenerateCall, fill, prompts_of, split_body
 from jupyter_detllm.kernel.session import Session, Settings, run_probe
-from jupyter_detllm.kernel.stamping import Emitted, Ledger, note_recorded
+from jupyter_detllm.kernel.stamping import Ledger, StampRecord, note_recorded
 from jupyter_detllm.kernel.status import stamps_text
 from jupyter_detllm.metering.measures import Thresholds
 from jupyter_detllm.render.cell import generations_html
@@ -215,20 +215,20 @@ class MagicCommands:
             show_text(self.shell, detgen_help())
             return
         arguments = detgen_parser().parse(tokens)
-        ask = self._ask(arguments, body)
+        call = self._call(arguments, body)
         expect = self._expect(arguments, line)
         if self.session.engine is None and self.config.model:
             self.start(self.config.model, {}, self._settings({}))
-        requests = self.session.prepare(ask)
+        requests = self.session.prepare(call)
         slot = Slot(self.shell, live=self.config.show_progress)
 
         def report(progress: Progress) -> None:
             slot.line(progress_text(progress))
 
         with slot.settled("detllm: no text was generated"):
-            result = generate_expected(self.session, ask, requests, expect, progress=report)
+            result = self.session.generate(call, requests, expect, progress=report)
         text = generations_text(requests, result.generations)
-        markup = generations_html(requests, result.generations, show_prompt=ask.store_prompt)
+        markup = generations_html(requests, result.generations, show_prompt=call.store_prompt)
         slot.finish(text, markup)
         if arguments.out:
             self.shell.user_ns[arguments.out] = list(result.generations)
@@ -242,7 +242,7 @@ class MagicCommands:
         expectation = from_line(arguments.expect, self.shell.user_ns, line)
         return Expect.of(expectation, arguments.tries, arguments.unmet)
 
-    def _ask(self, arguments: Namespace, body: str) -> Ask:
+    def _call(self, arguments: Namespace, body: str) -> GenerateCall:
         """Return what the cell asks for; nothing is started for a cell that cannot run."""
         if arguments.policy:
             Policy.parse(arguments.policy)
@@ -253,7 +253,7 @@ class MagicCommands:
             texts = [fill(text, self.shell.user_ns) for text in texts]
         kind = "text" if arguments.text else "messages" if arguments.messages else "chat"
         store = self.config.store_prompt and not arguments.no_store_prompt
-        return Ask(
+        return GenerateCall(
             prompts=tuple(prompts_of(texts, kind, arguments.system)),
             options=self._sampling(arguments),
             name=arguments.name or "",
@@ -516,7 +516,7 @@ _MOST_LEDGER_BYTES = 2_000_000
 """Jupyter servers may drop messages beyond 3 MB within 3 seconds."""
 
 
-def ledger_content(entries: Iterable[Emitted]) -> tuple[dict[str, Any], list[Emitted]]:
+def ledger_content(entries: Iterable[StampRecord]) -> tuple[dict[str, Any], list[StampRecord]]:
     """Return what goes beside the list, and the entries for which there was no room.
 
     The latest cells come first; a cell without an id cannot be found again.

@@ -18,7 +18,7 @@ from jupyter_detllm.core.showing import attempts_text, generations_text, printab
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.engines.base import Progress
 from jupyter_detllm.kernel.cells import request_part
-from jupyter_detllm.kernel.stamping import Emitted
+from jupyter_detllm.kernel.stamping import StampRecord
 from jupyter_detllm.render.cell import generations_html, stamp_html
 
 __all__ = [
@@ -86,32 +86,32 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def show_stamp(shell: Any, emitted: Emitted) -> None:
+def show_stamp(shell: Any, record: StampRecord) -> None:
     """Put a stamp into the output: a line that opens, the rest in the output's metadata."""
-    data, metadata = _stamp_display(emitted)
+    data, metadata = _stamp_display(record)
     shell.display_pub.publish(data=data, metadata=metadata)
 
 
-def show_again(shell: Any, emitted: Emitted) -> None:
+def show_again(shell: Any, record: StampRecord) -> None:
     """Put a cell's texts and its stamp into this output, as they stood in its own."""
-    for data, metadata in displays_of(emitted):
+    for data, metadata in displays_of(record):
         shell.display_pub.publish(data=data, metadata=metadata)
 
 
-def displays_of(emitted: Emitted) -> list[Display]:
+def displays_of(record: StampRecord) -> list[Display]:
     """Return what a `%%detgen` cell displayed for its generations: texts, then the stamp."""
     found: list[Display] = []
-    for call in shown_calls(emitted.stamp.calls):
-        kept = emitted.prompts_kept
+    for call in shown_calls(record.stamp.calls):
+        kept = record.prompts_kept
         markup = generations_html(call.requests, call.generations, show_prompt=kept)
         found.append((_bundle(generations_text(call.requests, call.generations), markup), {}))
-    return [*found, _stamp_display(emitted)]
+    return [*found, _stamp_display(record)]
 
 
-def _stamp_display(emitted: Emitted) -> Display:
-    line = stamp_line(emitted.stamp)
-    metadata = {KEY: dict(emitted.stored), RUN_KEY: dict(emitted.run)}
-    data = _bundle(line, stamp_html(emitted.stamp, line, str(emitted.stored["digest"])))
+def _stamp_display(record: StampRecord) -> Display:
+    line = stamp_line(record.stamp)
+    metadata = {KEY: dict(record.stored), RUN_KEY: dict(record.run)}
+    data = _bundle(line, stamp_html(record.stamp, line, str(record.stored["digest"])))
     return data, metadata
 
 

@@ -6,21 +6,24 @@ generated again, under the next seed that its own first seed leads to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.attempts import MAX_TRIES, Attempt, next_requests
 from jupyter_detllm.core.generation import Generation, GenerationRequest
 from jupyter_detllm.core.showing import generation_heading, shown_calls
 from jupyter_detllm.core.stamp import Call
 from jupyter_detllm.engines.base import ProgressCallback
-from jupyter_detllm.errors import ExpectationError, GenerationInterrupted, UsageError
+from jupyter_detllm.errors import ExpectationError, UsageError
 from jupyter_detllm.expect.expectation import Expectation, expectation_of
-from jupyter_detllm.kernel.prompts import Ask
-from jupyter_detllm.kernel.session import Session
+from jupyter_detllm.kernel.prompts import GenerateCall
 
-__all__ = ["Expect", "OnMismatch", "Outcome", "generate_expected"]
+if TYPE_CHECKING:
+    from jupyter_detllm.kernel.session import Session
+
+__all__ = ["Expect", "OnMismatch", "generate_expected"]
 
 
 class OnMismatch(StrEnum):
@@ -65,44 +68,20 @@ class Expect:
             raise UsageError(f"the number of tries is {count!r:.40}", expected=f"1 to {MAX_TRIES}")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a cell shows: per completion the text of its last try.
-
-    `problem` is one line about the texts that are not as expected, "" where there is none;
-    `fixed` says that another try could not have given another text.
-    """
-
-    generations: tuple[Generation, ...]
-    problem: str = ""
-    unmet: OnMismatch = OnMismatch.ERROR
-    fixed: bool = False
-
-    def settle(self, warn: Callable[[str], object]) -> None:
-        """Pass a problem to `warn`, or raise it, as was asked.
-
-        Raises
-        ------
-        ExpectationError
-            Where texts are not as expected and that is an error.
-        """
-        if not self.problem:
-            return
-        if self.unmet is OnMismatch.ERROR:
-            way = "--temperature 0.8" if self.fixed else "more --tries"
-            raise ExpectationError(self.problem, fix=f"{way}, or --unmet warn to go on")
-        warn(self.problem)
-
-
 def generate_expected(
     session: Session,
-    ask: Ask,
+    call: GenerateCall,
     requests: tuple[GenerationRequest, ...],
-    expect: Expect | None = None,
+    expect: Expect,
     *,
     progress: ProgressCallback | None = None,
-) -> Outcome:
+) -> tuple[tuple[Generation, ...], ExpectationError | None]:
     """Run a prepared call, again where its texts are not as expected.
+
+    Returns
+    -------
+    generations, problem
+        Per completion that of its last try; and what is not as expected.
 
     Raises
     ------
@@ -111,21 +90,23 @@ def generate_expected(
     DetLLMError
         As `Session.run` does.
     """
-    if expect is None:
-        return Outcome(session.run(ask, requests, progress=progress).generations)
     fixed = all(r.sampling.greedy or r.sampling.beam_width for r in requests)
     most = 1 if fixed else expect.tries
-    calls, reasons = _tries(session, ask, requests, expect.expectation, most, progress)
+    calls, reasons = _tries(session, call, requests, expect.expectation, most, progress)
     shown = shown_calls(calls)[0].generations
-    reason = next(iter(reasons.values()), "")
-    note = "another try would give the same text" if fixed and expect.tries > 1 else ""
-    problem = _problem(requests, shown, calls[-1].attempt, reason, note)
-    return Outcome(shown, problem, expect.unmet, fixed)
+    last = calls[-1].attempt
+    if last is None or not last.left:
+        return shown, None
+    what = _problem(requests, shown, last, next(iter(reasons.values())))
+    if fixed and expect.tries > 1:
+        what += "; another try would give the same text"
+    way = "--temperature 0.8" if fixed else "more --tries"
+    return shown, ExpectationError(what, fix=f"{way}, or --unmet warn to go on")
 
 
 def _tries(
     session: Session,
-    ask: Ask,
+    call: GenerateCall,
     requests: tuple[GenerationRequest, ...],
     expectation: Expectation,
     most: int,
@@ -135,7 +116,7 @@ def _tries(
     calls: list[Call] = []
     asked, stands_for = requests, tuple(range(sum(len(r.seeds) for r in requests)))
     for number in range(1, most + 1):
-        done = session.run(ask, asked, progress=progress).generations
+        done = session.run(call, asked, progress=progress).generations
         reasons = _mismatches(session, expectation, done)
         kind, digest = expectation.kind, expectation.digest
         attempt = Attempt(kind, digest, number, most, stands_for, tuple(reasons))
@@ -156,24 +137,15 @@ def _mismatches(
     try:
         return mismatches(expectation, [g.text for g in generations])
     except KeyboardInterrupt:
-        session.recorder.open().broken = True
-        raise GenerationInterrupted(
-            "interrupted: nothing of this cell is stamped", fix="run the cell again"
-        ) from None
+        raise session.interrupted() from None
 
 
 def _problem(
-    requests: Sequence[GenerationRequest],
-    shown: Sequence[Generation],
-    last: Attempt | None,
-    reason: str,
-    note: str,
+    requests: Sequence[GenerationRequest], shown: Sequence[Generation], last: Attempt, reason: str
 ) -> str:
-    """Return one line about what is not as expected, "" where all is."""
-    if last is None or not last.left:
-        return ""
+    """Return one line about what is not as expected."""
     heading = generation_heading(shown[last.left[0]], requests)
     where = f"{heading}: " if heading else ""
     many = f"{len(last.left)} of {len(shown)} texts are" if len(shown) > 1 else "the text is"
     tries = f"{last.number} tries" if last.number > 1 else "one try"
-    return f"{many} not as expected after {tries} ({where}{reason})" + (note and f"; {note}")
+    return f"{many} not as expected after {tries} ({where}{reason})"

@@ -15,7 +15,7 @@ from IPython.core.completer import context_matcher
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from jupyter_detllm.errors import show_errors_through
-from jupyter_detllm.kernel.cells import CellHooks, Ending
+from jupyter_detllm.kernel.cells import CellEnd, CellHooks
 from jupyter_detllm.kernel.config import DetLLM
 
 if TYPE_CHECKING:
@@ -92,13 +92,13 @@ def follow_cells(shell: Any) -> None:
         show_errors_through(_redacted)
 
 
-def _stamp(shell: Any, ending: Ending) -> None:
+def _stamp(shell: Any, end: CellEnd) -> None:
     """Stamp what the cell that ended has generated."""
     # Before the session is imported, no cell can have generated anything.
     if "jupyter_detllm.kernel.session" in sys.modules:
-        from jupyter_detllm.kernel.emit import emit_stamp
+        from jupyter_detllm.kernel.session import emit_stamp
 
-        emit_stamp(shell, ending)
+        emit_stamp(shell, end)
 
 
 def _redacted(text: str) -> str:

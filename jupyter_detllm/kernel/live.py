@@ -14,10 +14,11 @@ from jupyter_detllm.core.canonical import Json, encode_float
 from jupyter_detllm.core.compare import Comparison, Divergence, PairComparison
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation
-from jupyter_detllm.core.notebook import KEY, RUN_KEY, CellView, check_cell, read_notebook
-from jupyter_detllm.core.stamp import Stamp
-from jupyter_detllm.core.verdict import Facts, Outcome, Verdict, decide
-from jupyter_detllm.errors import DetLLMError
+from jupyter_detllm.core.notebook import CELL_SCHEMA, KEY, schema_problems
+from jupyter_detllm.core.stamp import Stamp, source_digest
+from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.verdict import Facts, Outcome, Verdict, decide, facts_of
+from jupyter_detllm.errors import StampError
 from jupyter_detllm.render.visible import clip, quoted, token_text, visible
 
 __all__ = ["RECORDED", "LiveResult", "compare_live", "verdict_line"]
@@ -181,8 +182,8 @@ def _margin(pair: PairComparison, divergence: Divergence) -> str:
 
 
 def compare_live(
+    stamp: Stamp,
     stored: Mapping[str, Json],
-    run: Mapping[str, Json],
     source: str,
     metadata: Mapping[str, Any],
     known: Mapping[str, Fingerprint],
@@ -191,8 +192,8 @@ def compare_live(
 
     Parameters
     ----------
-    stored, run
-        The stamp as it goes into the output, and what stands beside it.
+    stamp, stored
+        The stamp, and its form in the output.
     source
         The cell's source.
     metadata
@@ -209,28 +210,28 @@ def compare_live(
         # A cell without a reference looks the same as a front end that sends nothing, but
         # for what JupyterLab and Notebook 7 send with every cell.
         return None
-    cell = {
-        "cell_type": "code",
-        "source": source,
-        "outputs": [{"metadata": {KEY: stored, RUN_KEY: run}}],
-        "metadata": {KEY: metadata.get(KEY)},
-    }
-    shared = {"fingerprints": {digest: value.to_json() for digest, value in known.items()}}
-    notebook = {"nbformat": 4, "metadata": {KEY: shared}, "cells": [cell]}
+    value = metadata.get(KEY)
+    meta = value if isinstance(value, dict) else {}
+    problems = schema_problems(meta, CELL_SCHEMA, "cell")
+    recorded: Any = meta.get("reference")
+    reference = None
     try:
-        view = read_notebook(notebook).cells[0]
-        return _result(view, check_cell(view))
-    except (DetLLMError, RecursionError) as error:
-        what = "the cell's reference cannot be read" if isinstance(error, RecursionError) else error
-        return LiveResult(decide(Facts(problems=(str(what),))))
-
-
-def _result(view: CellView, outcome: Outcome) -> LiveResult:
-    if view.reference is None or view.actual is None:
-        return LiveResult(outcome)
-    # The stored digest: a stamp without its prompts has another than with them.
-    digest = str((view.reference_json or {}).get("digest"))
-    return LiveResult(outcome, digest, _fingerprint_state(view.reference, view.actual))
+        if recorded is not None:
+            reference = read_stamp(recorded, known, "the cell's reference")
+    except StampError as error:
+        problems.append(str(error))
+    except RecursionError:
+        problems.append("the cell's reference cannot be read")
+    if problems:
+        return LiveResult(decide(Facts(problems=tuple(problems))))
+    if reference is None:
+        return LiveResult(decide(Facts(has_reference=False)))
+    # Where nothing states which run was recorded, an equal stamp may be that run's.
+    unnamed = not isinstance(meta.get("recorded_run"), str)
+    same_run = unnamed and recorded["digest"] == stored["digest"]
+    digest = str(source_digest(source))
+    outcome = decide(facts_of(reference, stamp, present_source=digest, same_run=same_run))
+    return LiveResult(outcome, str(recorded["digest"]), _fingerprint_state(reference, stamp))
 
 
 def _fingerprint_state(reference: Stamp, actual: Stamp) -> str:

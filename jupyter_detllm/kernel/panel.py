@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jupyter_detllm.engines.selftest import Row
     from jupyter_detllm.invariance.base import KernelRow
     from jupyter_detllm.kernel.session import Session
-    from jupyter_detllm.kernel.stamping import Emitted
+    from jupyter_detllm.kernel.stamping import StampRecord
     from jupyter_detllm.metering.measures import Metrics
 
 __all__ = ["CellRow", "Content", "FieldRow", "content_of", "panel_html", "panel_text"]
@@ -183,7 +183,7 @@ def _fields(fingerprint: Fingerprint) -> tuple[FieldRow, ...]:
     return tuple(sorted(rows, key=lambda row: (order.index(row.group), row.name)))
 
 
-def _cell(entry: Emitted) -> CellRow:
+def _cell(entry: StampRecord) -> CellRow:
     tokens = sum(len(g.token_ids) for g in entry.stamp.generations)
     state = "" if entry.live is None else entry.live.verdict.value
     return CellRow(

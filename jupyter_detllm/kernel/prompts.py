@@ -25,10 +25,10 @@ __all__ = [
     "CELL_NAME",
     "NAME_EXPECTED",
     "SEPARATOR",
-    "Ask",
     "CacheUse",
+    "GenerateCall",
     "PromptLike",
-    "checked_ask",
+    "checked_call",
     "fill",
     "messages_prompt",
     "prompt_from",
@@ -296,7 +296,7 @@ class CacheUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GenerateCall:
     """What one generate call asks for.
 
     `seed` None means derived seeds, `cache` None that all of it is generated.
@@ -311,24 +311,24 @@ class Ask:
     cache: CacheUse | None = None
 
 
-def checked_ask(ask: Ask) -> Ask:
-    """Return `ask` with plain Python numbers.
+def checked_call(call: GenerateCall) -> GenerateCall:
+    """Return `call` with plain Python numbers.
 
     Raises
     ------
     RequestError
         For a value of another type, or too large to be stored.
     """
-    name: object = ask.name
+    name: object = call.name
     if not isinstance(name, str) or (name and not CELL_NAME.fullmatch(name)):
         raise RequestError(f"{name!r:.60} is not a cell name", expected=NAME_EXPECTED)
-    seed = None if ask.seed is None else _checked_integer("seed", ask.seed)
-    given = {item.name: getattr(ask.options, item.name) for item in fields(ask.options)}
+    seed = None if call.seed is None else _checked_integer("seed", call.seed)
+    given = {item.name: getattr(call.options, item.name) for item in fields(call.options)}
     options = {
         name: _checked_option(name, value) for name, value in given.items() if value is not None
     }
-    n = _bounded("n", _checked_integer("n", ask.n))
-    return replace(ask, n=n, seed=seed, options=SamplingOptions(**options))
+    n = _bounded("n", _checked_integer("n", call.n))
+    return replace(call, n=n, seed=seed, options=SamplingOptions(**options))
 
 
 def _checked_option(name: str, value: object) -> Any:

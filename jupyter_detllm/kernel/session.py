@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jupyter_detllm.cache import switched_off
 from jupyter_detllm.controls.ledger import kernel_mark
 from jupyter_detllm.controls.streams import preserved_streams
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
-from jupyter_detllm.core.generation import GenerationRequest, build_requests
+from jupyter_detllm.core.generation import Generation, GenerationRequest, build_requests
 from jupyter_detllm.core.levels import (
     DEFAULT_LEVEL,
     DEFAULT_SEED,
@@ -26,6 +26,7 @@ from jupyter_detllm.core.levels import (
 )
 from jupyter_detllm.core.options import option_name
 from jupyter_detllm.core.seeds import MAX_SEED
+from jupyter_detllm.core.stamp import Run
 from jupyter_detllm.engines.base import (
     Engine,
     EngineSpec,
@@ -34,20 +35,22 @@ from jupyter_detllm.engines.base import (
     RemoteEngine,
     ShutdownReport,
     engine_of,
-    reach_of,
 )
 from jupyter_detllm.errors import (
     DetLLMError,
     EngineError,
     EngineStartError,
+    ExpectationError,
     GenerationInterrupted,
     InvarianceError,
     UsageError,
 )
 from jupyter_detllm.invariance import one_at_a_time
 from jupyter_detllm.kernel.caching import through_cache
-from jupyter_detllm.kernel.prompts import Ask, checked_ask
-from jupyter_detllm.kernel.stamping import CellRecord, Circumstances, Emitted, Ledger, Recorder
+from jupyter_detllm.kernel.cells import CellEnd, request_part
+from jupyter_detllm.kernel.live import compare_live
+from jupyter_detllm.kernel.prompts import GenerateCall, checked_call
+from jupyter_detllm.kernel.stamping import CellRecord, Ledger, Recorder, StampRecord
 from jupyter_detllm.metering.measures import MetricsLog, measure
 from jupyter_detllm.probes.memory import memory_use
 from jupyter_detllm.probes.process import shown_option, shown_text
@@ -56,14 +59,16 @@ if TYPE_CHECKING:
     from jupyter_detllm.controls.ledger import ControlReport
     from jupyter_detllm.controls.seeding import SeedReport
     from jupyter_detllm.engines.selftest import SelfTest
+    from jupyter_detllm.kernel.expecting import Expect
 
 __all__ = [
     "EngineHolder",
     "Session",
     "Settings",
+    "ShownTexts",
     "current_session",
+    "emit_stamp",
     "engine_value",
-    "keep",
     "merged",
     "run_probe",
 ]
@@ -294,7 +299,7 @@ class EngineHolder:
             self.configure(settings)
         self.notice = ""
         try:
-            with self.alone():
+            with self.exclusive():
                 self._start_at_a_level(spec, settings, progress)
         except DetLLMError:
             # Seed and level are in force; an engine option that no engine took is not.
@@ -357,7 +362,7 @@ class EngineHolder:
         """Shut the engine down; return what was freed, None when none runs."""
         if self.engine is None:
             return None
-        with self.alone():
+        with self.exclusive():
             engine, self.engine, self.spec = self.engine, None, None
             return engine.shutdown()
 
@@ -376,7 +381,7 @@ class EngineHolder:
         return environment_fingerprint(self.controls, self.engine)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Hold the engine for one call; raise `EngineError` when another has it."""
         if not self._busy.acquire(blocking=False):
             raise EngineError(
@@ -423,7 +428,7 @@ class Session(EngineHolder):
         self.recorder = Recorder()
         self.metrics = MetricsLog()
 
-    def prepare(self, ask: Ask) -> tuple[GenerationRequest, ...]:
+    def prepare(self, call: GenerateCall) -> tuple[GenerationRequest, ...]:
         """Resolve the prompts of a call and give every completion its seed.
 
         Raises
@@ -434,25 +439,49 @@ class Session(EngineHolder):
             For what the engine cannot run.
         """
         engine, settings = self.running()
-        ask = checked_ask(ask)
-        if ask.options.beam_width and not engine.capabilities.beam_search:
+        call = checked_call(call)
+        if call.options.beam_width and not engine.capabilities.beam_search:
             raise UsageError(f"the {engine.name} engine has no beam search")
         cell = self.recorder.open()
-        self.ledger.check_name(ask.name, cell.cell_id)
+        self.ledger.check_name(call.name, cell.cell_id)
         _one_engine(cell, engine)
-        name = cell.name_for(ask.name)
+        name = cell.name_for(call.name)
         return build_requests(
-            [engine.resolve(prompt, ask.options) for prompt in ask.prompts],
+            [engine.resolve(prompt, call.options) for prompt in call.prompts],
             root_seed=settings.seed,
             name=name,
-            n=ask.n,
-            seed=ask.seed,
+            n=call.n,
+            seed=call.seed,
             seen=cell.seen(),
         )
 
+    def generate(
+        self,
+        call: GenerateCall,
+        requests: tuple[GenerationRequest, ...],
+        expect: Expect | None = None,
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> ShownTexts:
+        """Run a prepared call, again where its texts are not as expected.
+
+        Raises
+        ------
+        ExpectationError
+            When the texts cannot be checked.
+        DetLLMError
+            As `run` does.
+        """
+        if expect is None:
+            return ShownTexts(self.run(call, requests, progress=progress).generations)
+        from jupyter_detllm.kernel.expecting import generate_expected
+
+        shown, problem = generate_expected(self, call, requests, expect, progress=progress)
+        return ShownTexts(shown, problem, only_warn=expect.unmet == "warn")
+
     def run(
         self,
-        ask: Ask,
+        call: GenerateCall,
         requests: tuple[GenerationRequest, ...],
         *,
         progress: ProgressCallback | None = None,
@@ -466,56 +495,79 @@ class Session(EngineHolder):
         EngineError
             When the engine failed, or is at work already.
         """
-        engine, settings = self.running()
+        engine, _ = self.running()
         cell = self.recorder.open()
 
         def generate(asked: tuple[GenerationRequest, ...]) -> GenerationResult:
-            return self._generate(engine, asked, progress)
+            with self.exclusive(), preserved_streams():
+                result = engine.generate(asked, progress=progress)
+            _check_count(asked, result)
+            return result
 
+        def run_now() -> Run:
+            from jupyter_detllm.engines.start import run_of
+
+            return run_of(engine, self.controls, self.fingerprint())
+
+        answered = None
         try:
-            if ask.cache is None or switched_off():
-                done, answered = generate(requests), None
+            if call.cache is None or switched_off():
+                done = generate(requests)
             else:
-                circumstances = partial(self._circumstances, engine, settings)
-                answered = through_cache(ask.cache, engine, requests, generate, circumstances)
+                answered = through_cache(call.cache, engine, requests, generate, run_now)
                 done = answered.result
         except KeyboardInterrupt:
-            cell.broken = True
-            raise GenerationInterrupted(
-                "interrupted: nothing of this cell is stamped", fix="run the cell again"
-            ) from None
-        known = cell.circumstances or (answered.circumstances if answered else None)
-        shared = known or self._circumstances(engine, settings)
-        cell.add(
-            requests, done, shared, name=ask.name, engine=engine, store_prompt=ask.store_prompt
-        )
+            raise self.interrupted() from None
+        run = cell.run or (answered.run if answered else run_now())
+        cell.add(requests, done, run, name=call.name, engine=engine, store_prompt=call.store_prompt)
         if answered is not None:
             cell.answered(answered.cached, answered.report)
         return done
 
-    def _generate(
-        self,
-        engine: Engine,
-        requests: tuple[GenerationRequest, ...],
-        progress: ProgressCallback | None,
-    ) -> GenerationResult:
-        with self.alone(), preserved_streams():
-            result = engine.generate(requests, progress=progress)
-        _check_count(requests, result)
-        return result
-
-    def _circumstances(self, engine: Engine, settings: Settings) -> Circumstances:
-        from jupyter_detllm.engines.start import late_controls
-
-        return Circumstances(
-            model=engine.model(),
-            level=settings.level,
-            root_seed=settings.seed,
-            fingerprint=self.fingerprint(),
-            late=late_controls(self.controls, engine),
-            self_test=str(getattr(engine, "self_test", None) or ""),
-            reach=reach_of(engine),
+    def interrupted(self) -> GenerationInterrupted:
+        """Leave the running cell without a stamp; return the error that says so."""
+        self.recorder.open().broken = True
+        return GenerationInterrupted(
+            "interrupted: nothing of this cell is stamped", fix="run the cell again"
         )
+
+    def keep(self, record: StampRecord) -> StampRecord:
+        """Add a stamp to the ledger, and what it cost to the metrics."""
+        # A server's memory is not this machine's.
+        memory = None if isinstance(self.engine, RemoteEngine) else memory_use()
+        found = measure(record.stats, cache_hits=record.stamp.cached, memory=memory)
+        over: list[Json] = list(self.metrics.crossed(found))
+        if over:
+            record = replace(record, run={**record.run, "crossed": over})
+        record = self.ledger.add(record)
+        self.metrics.add(record.label, record.stamp.level.value, found)
+        return record
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTexts:
+    """What a cell shows: per completion the text of its last try.
+
+    `problem` says which texts are not as expected, None where all are.
+    """
+
+    generations: tuple[Generation, ...]
+    problem: ExpectationError | None = None
+    only_warn: bool = False
+
+    def settle(self, warn: Callable[[str], object]) -> None:
+        """Pass a problem to `warn`, or raise it, as was asked.
+
+        Raises
+        ------
+        ExpectationError
+            Where texts are not as expected and that is an error.
+        """
+        if self.problem is None:
+            return
+        if not self.only_warn:
+            raise self.problem
+        warn(self.problem.what)
 
 
 def _one_engine(cell: CellRecord, engine: Engine) -> None:
@@ -561,7 +613,7 @@ def run_probe(
 
     engine, _ = session.running()
     form = Form.SHORT if short else Form.LONG
-    with session.alone():
+    with session.exclusive():
         try:
             with preserved_streams():
                 return probe_engine(engine, session.fingerprint(), form=form, progress=progress)
@@ -569,14 +621,30 @@ def run_probe(
             raise GenerationInterrupted("interrupted: nothing was found out") from None
 
 
-def keep(session: Session, emitted: Emitted) -> Emitted:
-    """Add an emitted stamp to the session's ledger, and what it cost to its metrics."""
-    # A server's memory is not this machine's.
-    memory = None if isinstance(session.engine, RemoteEngine) else memory_use()
-    found = measure(emitted.stats, cache_hits=emitted.stamp.cached, memory=memory)
-    over: list[Json] = list(session.metrics.crossed(found))
-    if over:
-        emitted = replace(emitted, run={**emitted.run, "crossed": over})
-    emitted = session.ledger.add(emitted)
-    session.metrics.add(emitted.label, emitted.stamp.level.value, found)
-    return emitted
+def emit_stamp(shell: Any, end: CellEnd) -> None:
+    """Show the stamp of the cell that ended, if it generated anything.
+
+    What the comparison with its reference found goes beside the stamp, never into it or
+    into what the cell shows.
+    """
+    from jupyter_detllm.kernel.display import show_stamp, show_text
+
+    session = current_session()
+    try:
+        record = session.recorder.close(end)
+    except DetLLMError as error:
+        # Out of an event callback IPython would print a traceback.
+        show_text(shell, f"detllm: this cell has no stamp: {error}")
+        return
+    if record is None:
+        return
+    metadata = request_part(shell, "metadata")
+    result = compare_live(
+        record.stamp, record.stored, end.source, metadata, session.ledger.fingerprints
+    )
+    if result is not None:
+        record = replace(record, run={**record.run, **result.to_run()}, live=result)
+    show_stamp(shell, session.keep(record))
+    panels = sys.modules.get("jupyter_detllm.kernel.panel_widget")
+    if panels is not None:
+        panels.refresh_panels(session)

@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_detllm.core.attempts import Attempt
 from jupyter_detllm.core.canonical import Digest, Json
-from jupyter_detllm.core.compare import goes_beyond
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest
-from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.notebook import KEY
-from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp, source_digest
+from jupyter_detllm.core.stamp import Call, Run, Stamp, assemble_stamp, source_digest
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.base import GenerationResult, RunStats
 from jupyter_detllm.errors import NotebookError, UsageError, nearest
 from jupyter_detllm.kernel.cells import (
-    Ending,
+    CellEnd,
     RunningCells,
     current_shell,
     notebook_of,
@@ -38,13 +36,13 @@ from jupyter_detllm.kernel.live import RECORDED, LiveResult
 if TYPE_CHECKING:
     from jupyter_detllm.cache.results import CacheReport
 
-__all__ = ["CellRecord", "Circumstances", "Emitted", "Ledger", "Recorder", "note_recorded"]
+__all__ = ["CellRecord", "Ledger", "Recorder", "StampRecord", "note_recorded"]
 
 _MOST_FINGERPRINTS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Emitted:
+class StampRecord:
     """One stamp as it went into an output.
 
     Attributes
@@ -86,7 +84,7 @@ class Ledger:
     """One entry per cell: running a cell again replaces its own."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, Emitted] = {}
+        self._entries: dict[str, StampRecord] = {}
         self._names: dict[str, str | None] = {}
         self._count = 0
         self._fingerprints: dict[str, Fingerprint] = {}
@@ -94,7 +92,7 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def entries(self) -> tuple[Emitted, ...]:
+    def entries(self) -> tuple[StampRecord, ...]:
         """Return the entries in the order in which cells were first stamped."""
         return tuple(self._entries.values())
 
@@ -107,7 +105,7 @@ class Ledger:
         """The fingerprints this kernel has stamped under, by digest: the last few."""
         return self._fingerprints
 
-    def add(self, emitted: Emitted) -> Emitted:
+    def add(self, emitted: StampRecord) -> StampRecord:
         """Keep an emitted stamp; return it with its number."""
         key = self._key(emitted)
         earlier = self._entries.get(key)
@@ -138,7 +136,7 @@ class Ledger:
                 self._entries[key] = replace(entry, live=RECORDED)
 
     @staticmethod
-    def _key(emitted: Emitted) -> str:
+    def _key(emitted: StampRecord) -> str:
         if emitted.stamp.name:
             return f"name {emitted.stamp.name}"
         if emitted.cell_id:
@@ -167,7 +165,7 @@ class Ledger:
         del self._entries[self._key(entry)]
         self._names.pop(name, None)
 
-    def find(self, label: str) -> Emitted:
+    def find(self, label: str) -> StampRecord:
         """Return the entry of a cell, by its name or ``#n``.
 
         Raises
@@ -183,19 +181,6 @@ class Ledger:
             meant=nearest(label, [entry.label for entry in self._entries.values()]),
             expected="a name that `%detllm stamps` lists",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Circumstances:
-    """What all calls of one cell share."""
-
-    model: ModelIdentity
-    level: Level
-    root_seed: int
-    fingerprint: Fingerprint
-    late: tuple[str, ...] = ()
-    self_test: str = ""
-    reach: Reach | None = None
 
 
 @dataclass(slots=True)
@@ -218,7 +203,7 @@ class CellRecord:
 
     owner: Any = None
     name: str | None = None
-    circumstances: Circumstances | None = None
+    run: Run | None = None
     calls: list[Call] = field(default_factory=list)
     stats: list[RunStats] = field(default_factory=list)
     store_prompt: bool = True
@@ -266,43 +251,28 @@ class CellRecord:
         self,
         requests: tuple[GenerationRequest, ...],
         result: GenerationResult,
-        circumstances: Circumstances,
+        run: Run,
         *,
         name: str = "",
         engine: object = None,
         store_prompt: bool = True,
     ) -> None:
-        """Keep one call; the first one's name and circumstances are the cell's."""
-        if self.circumstances is None:
-            self.circumstances = circumstances
-            self.name, self.engine = name, engine
+        """Keep one call; the first one's name and run are the cell's."""
+        if self.run is None:
+            self.run, self.name, self.engine = run, name, engine
         self.calls.append(Call(requests, result.generations))
         self.stats.append(result.stats)
         self.store_prompt = self.store_prompt and store_prompt
 
     def stamp(self, source: str) -> Stamp | None:
         """Return the stamp of these calls, None when there is nothing to stamp."""
-        if self.circumstances is None or self.broken:
+        if self.run is None or self.broken:
             return None
-        shared = self.circumstances
-        return Stamp(
-            name=self.name or "",
-            level=shared.level,
-            source=source_digest(source),
-            model=shared.model,
-            fingerprint=shared.fingerprint.for_stamp(),
-            fingerprint_digest=shared.fingerprint.digest,
-            root_seed=shared.root_seed,
-            calls=tuple(self.calls),
-            late=shared.late,
-            self_test=shared.self_test,
-            reach=shared.reach,
-            beyond_reach=goes_beyond(
-                shared.reach, [call.requests for call in self.calls], shared.fingerprint
-            ),
+        return assemble_stamp(
+            self.run, self.calls, name=self.name or "", source=source_digest(source)
         )
 
-    def run(self) -> dict[str, Json]:
+    def measured(self) -> dict[str, Json]:
         """Return what is true of this run only."""
         seconds = sum(s.seconds for s in self.stats)
         tokens = sum(s.tokens for s in self.stats)
@@ -341,20 +311,24 @@ class Recorder:
             self._cell = CellRecord(owner)
         return self._cell
 
-    def close(self, ending: Ending) -> Emitted | None:
+    def close(self, end: CellEnd) -> StampRecord | None:
         """End the running cell; return its stamp, None when it has none."""
         record, self._cell = self._cell, None
-        if record is None or record.owner is not ending.owner or not ending.success:
+        if record is None or record.owner is not end.owner or not end.success:
             return None
-        stamp = record.stamp(ending.source)
+        stamp = record.stamp(end.source)
         if stamp is None:
             return None
-        stored = stamp.to_json(store_prompt=record.store_prompt)
         self.last = stamp
-        kept = record.store_prompt
-        stats = tuple(record.stats)
-        run, cell_id = record.run(), ending.cell_id
-        return Emitted(stamp, stored, run, cell_id, 0, prompts_kept=kept, stats=stats)
+        return StampRecord(
+            stamp,
+            stamp.to_json(store_prompt=record.store_prompt),
+            record.measured(),
+            end.cell_id,
+            number=0,
+            prompts_kept=record.store_prompt,
+            stats=tuple(record.stats),
+        )
 
 
 def note_recorded(ledger: Ledger) -> None:
@@ -370,7 +344,7 @@ def note_recorded(ledger: Ledger) -> None:
     )
 
 
-def _may_become_one(entry: Emitted) -> bool:
+def _may_become_one(entry: StampRecord) -> bool:
     return entry.live is None or entry.live.verdict not in (Verdict.MATCH, Verdict.RECORDED)
 
 

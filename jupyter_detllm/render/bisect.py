@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from jupyter_detllm.core.canonical import Json, encode_float
 from jupyter_detllm.render.visible import clip, visible, width
-from jupyter_detllm.verify.bisect_plan import BisectReport, Finding, TrialResult
+from jupyter_detllm.verify.bisect_plan import BisectReport, Conclusion, TrialResult
 
 __all__ = ["BISECT_SCHEMA", "bisect_json", "bisect_text"]
 
 BISECT_SCHEMA = "detllm.bisect/1"
 _NAME_COLUMNS = 48
 _WORDS = {
-    Finding.EQUAL: "equal",
-    Finding.CAUSE: "cause",
-    Finding.NO_CAUSE: "no cause found",
-    Finding.FAILED: "error",
-    Finding.NOT_COMPARABLE: "not comparable",
-    Finding.INTERRUPTED: "interrupted",
+    Conclusion.EQUAL: "equal",
+    Conclusion.CAUSE: "cause",
+    Conclusion.NO_CAUSE: "no cause found",
+    Conclusion.FAILED: "error",
+    Conclusion.NOT_COMPARABLE: "not comparable",
+    Conclusion.INTERRUPTED: "interrupted",
 }
 
 

@@ -7,36 +7,28 @@ under, as far as it states them.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
 
-from jupyter_detllm.controls.ledger import MARKER
-from jupyter_detllm.controls.seeding import SEED_VARIABLE
-from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls, goes_beyond
+from jupyter_detllm.controls.guard import child_environment
+from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
 from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
-from jupyter_detllm.core.generation import Generation
-from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.notebook import CellView, JsonObject, NotebookView, check_cell
+from jupyter_detllm.core.notebook import CellView, NotebookView, check_cell
 from jupyter_detllm.core.policy import Policy, PolicyKind
-from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import Call, Stamp, assemble_stamp
 from jupyter_detllm.core.verdict import Verdict, facts_of, model_differences
 from jupyter_detllm.engines.base import FAKE, EngineSpec
-from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.errors import DetLLMError, UsageError, nearest
 from jupyter_detllm.models import DEMO_NAME
 from jupyter_detllm.probes.platform import Platform, compute_platform
-from jupyter_detllm.probes.process import initial_environment
 from jupyter_detllm.verify.bisect_plan import (
+    BatchComposition,
     BisectReport,
-    Composition,
+    Conclusion,
     Conditions,
-    Finding,
     Result,
     Trial,
     TrialResult,
@@ -46,7 +38,7 @@ from jupyter_detllm.verify.bisect_plan import (
     recorded_variable,
 )
 from jupyter_detllm.verify.engine_settings import settings_of
-from jupyter_detllm.verify.job import Circumstances, Job, JobBatch, Scores, Task
+from jupyter_detllm.verify.job import Job, JobResult, Task
 from jupyter_detllm.verify.plan import DEFAULT_TOKENS_TOTAL, check_total, excess, most_tokens
 from jupyter_detllm.verify.worker import run_in_worker
 
@@ -54,13 +46,12 @@ __all__ = [
     "BisectOptions",
     "Obstacle",
     "Sides",
-    "TrialRun",
     "TrialRunner",
     "bisect_cell",
-    "child_environment",
     "choose_cell",
     "conditions_of",
     "run_in_child",
+    "stamp_of",
 ]
 
 _DIFFER = (Verdict.DRIFT, Verdict.DIVERGED, Verdict.NOT_COMPARABLE)
@@ -69,21 +60,16 @@ _DIFFER = (Verdict.DRIFT, Verdict.DIVERGED, Verdict.NOT_COMPARABLE)
 class Obstacle(NamedTuple):
     """Why a cell cannot be bisected."""
 
-    finding: Finding
+    finding: Conclusion
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """A cell's reference, and its output's stamp (the reference again where it has none).
-
-    The stored forms are what a child reads the requests from.
-    """
+    """A cell's reference, and its output's stamp (the reference again where it has none)."""
 
     reference: Stamp
-    reference_json: JsonObject
     present: Stamp
-    present_json: JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +154,14 @@ def _differs(cell: CellView, policy: Policy) -> bool:
 
 def sides_of(cell: CellView, policy: Policy) -> Sides | Obstacle:
     """Return the two sides of a cell, or why it cannot be bisected."""
-    reference, reference_json = cell.reference, cell.reference_json
     if cell.problems:
-        return Obstacle(Finding.FAILED, cell.problems[0])
-    if reference is None or reference_json is None:
+        return Obstacle(Conclusion.FAILED, cell.problems[0])
+    if cell.reference is None:
         reason = "it has no reference: `jupyter detllm stamp` makes one"
-        return Obstacle(Finding.NOT_COMPARABLE, reason)
-    present, present_json = cell.actual, cell.actual_json
-    if present is None or present_json is None:
-        present, present_json = reference, reference_json
-    sides = Sides(reference, reference_json, present, present_json)
+        return Obstacle(Conclusion.NOT_COMPARABLE, reason)
+    sides = Sides(cell.reference, cell.actual or cell.reference)
     reason = _not_comparable(sides, policy)
-    return Obstacle(Finding.NOT_COMPARABLE, reason) if reason else sides
+    return Obstacle(Conclusion.NOT_COMPARABLE, reason) if reason else sides
 
 
 def _not_comparable(sides: Sides, policy: Policy) -> str:
@@ -228,45 +210,6 @@ def conditions_of(
     return found, ()
 
 
-def child_environment(
-    conditions: Conditions, environ: Mapping[str, str], initial: Mapping[str, str] | None
-) -> dict[str, str]:
-    """Return the variables of a child: the user's, without what we set, and the recorded.
-
-    Parameters
-    ----------
-    conditions
-        What is recorded or changed on purpose.
-    environ
-        The variables of this process, which may hold what a session has set.
-    initial
-        Those it was started with; None where unknown.
-    """
-    out = dict(environ)
-    marked = (item.partition("=")[0] for item in out.pop(MARKER, "").split())
-    for name in (*marked, SEED_VARIABLE):
-        out.pop(name, None)
-    if initial is not None and "LD_PRELOAD" not in initial:
-        out.pop("LD_PRELOAD", None)  # vLLM sets it for itself
-    out.setdefault("PYTHONHASHSEED", "0")
-    for name, value in conditions.environ.items():
-        if value is None:
-            out.pop(name, None)
-        else:
-            out[name] = value
-    return out
-
-
-def groups_of(stamp: Stamp, *, alone: bool) -> list[list[int]]:
-    """Return which of a stamp's requests, by number, share a call."""
-    groups, number = [], 0
-    for call in stamp.calls:
-        group = list(range(number, number + len(call.requests)))
-        groups += [[index] for index in group] if alone else [group]
-        number += len(group)
-    return groups
-
-
 def model_of(reference: Stamp, engine: str, asked: str | None) -> str:
     """Return what is loaded: what the user named, or a recorded model of ours.
 
@@ -296,31 +239,17 @@ def differences(reference: Stamp, found: Stamp) -> list[FieldDiff]:
     return diffs
 
 
-@dataclass(frozen=True, slots=True)
-class TrialRun:
-    """What came of one run: a stamp, or why there is none; and how long it took.
-
-    `other_model` says how the model that was found is not the recorded one.
-    """
-
-    stamp: Stamp | None
-    error: str = ""
-    other_model: str = ""
-    seconds: float = 0.0
+TrialRunner: TypeAlias = Callable[[Job, Mapping[str, str], float], JobResult]
+"""Job, environment and time limit in seconds to what the job reported."""
 
 
-TrialRunner: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, str], float], TrialRun]
-"""Job, environment and time limit in seconds to a run."""
-
-
-def run_in_child(job: Mapping[str, Any], environ: Mapping[str, str], timeout: float) -> TrialRun:
-    """Run a job in a fresh process.
+def run_in_child(job: Job, environ: Mapping[str, str], timeout: float) -> JobResult:
+    """Run a job in a fresh process; an error is the result's problem.
 
     Parameters
     ----------
     job
-        ``stamp`` (the recorded one, as stored), ``calls`` (which of its requests share a
-        call, by number), ``engine``, ``model``, ``level``, ``options``, ``modifiers``.
+        What is run.
     environ
         The child's variables.
     timeout
@@ -331,96 +260,25 @@ def run_in_child(job: Mapping[str, Any], environ: Mapping[str, str], timeout: fl
     KeyboardInterrupt
         When the user interrupts; the child has gone then.
     """
-    start = time.perf_counter()
-    recorded = read_stamp(job["stamp"])
-    asked = _trial_job(job, recorded)
-    collector = _Collector(recorded.model)
+    result = JobResult()
     try:
-        run_in_worker(asked, collector, environ=environ, timeout=timeout)
-        run = collector.run(recorded, asked)
+        run_in_worker(job, result.note, environ=environ, timeout=timeout)
     except DetLLMError as error:
-        run = TrialRun(None, str(error))
-    return replace(run, seconds=round(time.perf_counter() - start, 2))
+        result.problem = str(error)
+    return result
 
 
-def _trial_job(job: Mapping[str, Any], recorded: Stamp) -> Job:
-    requests = recorded.requests
-    return Job(
-        task=Task.GENERATE,
-        engine=job["engine"],
-        spec=EngineSpec(job["model"], Level(job["level"]), job["options"], recorded.root_seed),
-        modifiers=Modifiers(**job["modifiers"]),
-        identity=recorded.model,
-        batches=tuple(JobBatch(tuple(requests[i] for i in group)) for group in job["calls"]),
-    )
-
-
-class _Collector:
-    """Takes what a job reports; the first problem is kept."""
-
-    def __init__(self, recorded: ModelIdentity) -> None:
-        self._recorded = recorded
-        self.other = ""
-        self.problem = ""
-        self.circumstances: Circumstances | None = None
-        self.found: dict[int, tuple[Generation, ...]] = {}
-
-    def run(self, recorded: Stamp, job: Job) -> TrialRun:
-        """Return what came of the job."""
-        if self.other:
-            return TrialRun(None, other_model=self.other)
-        shared = self.circumstances
-        if self.problem or shared is None:
-            return TrialRun(None, self.problem or "the engine said nothing")
-        calls = (Call(batch.requests, self.found[n]) for n, batch in enumerate(job.batches))
-        # As a stamp keeps it: identity stands in the model.
-        kept = Fingerprint(shared.fingerprint.numerics, {}, shared.fingerprint.informational)
-        return TrialRun(
-            replace(
-                recorded,
-                level=job.spec.level,
-                model=shared.model,
-                fingerprint=kept,
-                fingerprint_digest=kept.digest,
-                calls=tuple(calls),
-                late=shared.late,
-                self_test=shared.self_test,
-                reach=shared.reach,
-                beyond_reach=goes_beyond(shared.reach, [b.requests for b in job.batches], kept),
-            )
-        )
-
-    def stage(self, text: str) -> None:
-        """Nobody watches the start of a single run."""
-
-    def other_model(self, model: ModelIdentity) -> None:
-        """Keep how the model differs."""
-        self.other = "; ".join(model_differences(self._recorded, model))
-
-    def started(self, circumstances: Circumstances) -> None:
-        """Keep the fingerprint."""
-        self.circumstances = circumstances
-
-    def tokens(self, batch: int, count: int) -> None:
-        """Nothing waits for single tokens here."""
-
-    def refused(self, batch: int, index: int, reason: str) -> None:
-        """Keep why a request is not run."""
-        self.problem = self.problem or reason
-
-    def generated(self, batch: int, generations: tuple[Generation, ...]) -> None:
-        """Keep the generations of a call."""
-        self.found[batch] = generations
-
-    def scored(self, batch: int, scores: tuple[Scores, ...]) -> None:
-        """Nothing is scored here."""
-
-    def finished(self) -> None:
-        """Do nothing: what was kept is read afterwards."""
-
-    def failed(self, batch: int, reason: str) -> None:
-        """Keep why a call failed."""
-        self.problem = self.problem or reason
+def stamp_of(job: Job, result: JobResult, recorded: Stamp) -> Stamp | Obstacle:
+    """Return the stamp of what a job generated, or the first reason why there is none."""
+    if result.other is not None:
+        why = "; ".join(model_differences(job.identity, result.other))
+        return Obstacle(Conclusion.NOT_COMPARABLE, why)
+    problems = (*result.refusals.values(), *result.failures.values(), result.problem)
+    problem = next((text for text in problems if text), None)
+    if problem is not None or result.run is None:
+        return Obstacle(Conclusion.FAILED, problem or "the engine reported nothing")
+    calls = (Call(call.requests, result.generations[n]) for n, call in enumerate(job.batches))
+    return assemble_stamp(result.run, calls, name=recorded.name, source=recorded.source)
 
 
 _UNCHANGED = ("unchanged", "unchanged, again")
@@ -466,7 +324,7 @@ def bisect_cell(
     base, reasons = conditions_of(sides.present, where, chosen.options)
     if base is None:
         reason = "; ".join(reasons)
-        return BisectReport(path, cell.label, chosen.policy, Finding.NOT_COMPARABLE, reason)
+        return BisectReport(path, cell.label, chosen.policy, Conclusion.NOT_COMPARABLE, reason)
     model = model_of(sides.reference, base.engine, chosen.model)
     bisection = _Bisection(sides, base, model, chosen, where, runner, say)
     return bisection.report(path, cell.label)
@@ -501,7 +359,7 @@ class _Bisection:
         try:
             finding, reason = self._search()
         except KeyboardInterrupt:
-            finding, reason = Finding.INTERRUPTED, f"interrupted after {len(self._trials)} runs"
+            finding, reason = Conclusion.INTERRUPTED, f"interrupted after {len(self._trials)} runs"
         return BisectReport(
             path,
             label,
@@ -514,22 +372,21 @@ class _Bisection:
             self._out_of_reach,
         )
 
-    def _search(self) -> tuple[Finding, str]:
+    def _search(self) -> tuple[Conclusion, str]:
         unchanged = []
         for name in _UNCHANGED:
-            run, result = self._run(name, self._base)
-            if run.other_model:
-                return Finding.NOT_COMPARABLE, run.other_model
-            if run.stamp is None:
-                return Finding.FAILED, f"the unchanged run failed: {run.error}"
-            unchanged.append((run.stamp, result))
+            done, trial = self._run(name, self._base)
+            if isinstance(done, Obstacle):
+                failed = done.finding is Conclusion.FAILED
+                return done.finding, ("the unchanged run failed: " if failed else "") + done.reason
+            unchanged.append((done, trial))
         (first, shown), (second, again) = unchanged
         self._repeatable = self._judged(first.calls, second)[0]
         if shown.result is Result.EQUAL and again.result is Result.EQUAL:
-            return Finding.EQUAL, self._why_equal(first)
+            return Conclusion.EQUAL, self._why_equal(first)
         return self._try_all(first)
 
-    def _try_all(self, unchanged: Stamp) -> tuple[Finding, str]:
+    def _try_all(self, unchanged: Stamp) -> tuple[Conclusion, str]:
         diffs = differences(self._reference, unchanged)
         self._out_of_reach = tuple(
             diff
@@ -556,8 +413,8 @@ class _Bisection:
                 if not self._options.every:
                     break
         if self._causes:
-            return Finding.CAUSE, f"with {self._causes[0].name} the difference vanishes"
-        return Finding.NO_CAUSE, f"none of {len(tried) - 1} changes made the difference vanish"
+            return Conclusion.CAUSE, f"with {self._causes[0].name} the difference vanishes"
+        return Conclusion.NO_CAUSE, f"none of {len(tried) - 1} changes made the difference vanish"
 
     def _changed(self, trial: Trial) -> Conditions:
         """Return the conditions of a trial: what the user asked for stays as it is."""
@@ -567,12 +424,13 @@ class _Bisection:
     def _key(self, conditions: Conditions) -> tuple[object, ...]:
         """Return what tells runs apart: two names can stand for the same run."""
         job = self._job(conditions)
-        recorded = conditions.composition is Composition.RECORDED
-        requests = (self._reference if recorded else self._sides.present).requests
-        calls = [[str(requests[index].digest) for index in group] for group in job["calls"]]
-        told = {name: value for name, value in job.items() if name not in ("stamp", "calls")}
-        environ = sorted(conditions.environ.items())
-        return (json.dumps(told, sort_keys=True), json.dumps(calls), tuple(environ))
+        return (
+            job.spec.level,
+            repr(sorted(job.spec.options.items())),
+            job.modifiers,
+            tuple(call.batch for call in job.batches),
+            tuple(sorted(conditions.environ.items())),
+        )
 
     def _attempt(self, trial: Trial, conditions: Conditions) -> TrialResult | None:
         """Run a trial; return it when the difference vanished, and not by chance."""
@@ -588,36 +446,39 @@ class _Bisection:
 
     def _run(
         self, name: str, conditions: Conditions, trial: Trial | None = None
-    ) -> tuple[TrialRun, TrialResult]:
-        environ = child_environment(conditions, os.environ, initial_environment())
-        run = self._runner(self._job(conditions), environ, self._options.timeout)
-        result, detail, comparison = self._shown(run)
+    ) -> tuple[Stamp | Obstacle, TrialResult]:
+        """Make a run and note it; return its stamp, or why there is none."""
+        job = self._job(conditions)
+        environ = child_environment(conditions.environ, controls={"PYTHONHASHSEED": "0"})
+        start = time.perf_counter()
+        done = stamp_of(job, self._runner(job, environ, self._options.timeout), self._reference)
+        seconds = round(time.perf_counter() - start, 2)
+        comparison = None
+        if isinstance(done, Obstacle):
+            result, detail = Result.FAILED, done.reason
+        else:
+            equal, comparison = self._judged(self._reference.calls, done)
+            result = Result.EQUAL if equal else Result.DIFFERS
+            detail = "" if equal else difference_text(comparison)
         why, adopt = (trial.why, trial.adopt) if trial else ("", "")
-        found = TrialResult(name, result, detail, run.seconds, why, adopt, comparison)
+        found = TrialResult(name, result, detail, seconds, why, adopt, comparison)
         self._trials.append(found)
-        self._say(f"{name}: {result}{f', {detail}' if detail else ''} ({run.seconds:.0f} s)")
-        return run, found
+        self._say(f"{name}: {result}{f', {detail}' if detail else ''} ({seconds:.0f} s)")
+        return done, found
 
-    def _job(self, conditions: Conditions) -> dict[str, Any]:
-        recorded = conditions.composition is Composition.RECORDED
+    def _job(self, conditions: Conditions) -> Job:
+        recorded = conditions.composition is BatchComposition.RECORDED
         stamp = self._reference if recorded else self._sides.present
-        return {
-            "engine": conditions.engine,
-            "model": self._model,
-            "level": conditions.level.value,
-            "options": dict(conditions.options),
-            "modifiers": asdict(conditions.modifiers),
-            "stamp": self._sides.reference_json if recorded else self._sides.present_json,
-            "calls": groups_of(stamp, alone=conditions.composition is Composition.ALONE),
-        }
-
-    def _shown(self, run: TrialRun) -> tuple[Result, str, Comparison | None]:
-        if run.stamp is None:
-            return Result.FAILED, run.error or run.other_model, None
-        equal, comparison = self._judged(self._reference.calls, run.stamp)
-        if equal:
-            return Result.EQUAL, "", comparison
-        return Result.DIFFERS, difference_text(comparison), comparison
+        alone = conditions.composition is BatchComposition.ALONE
+        batches = [(r,) for r in stamp.requests] if alone else [c.requests for c in stamp.calls]
+        return Job(
+            Task.GENERATE,
+            conditions.engine,
+            EngineSpec(self._model, conditions.level, conditions.options, stamp.root_seed),
+            conditions.modifiers,
+            stamp.model,
+            tuple(Call(requests, ()) for requests in batches),
+        )
 
     def _judged(self, expected: Sequence[Call], stamp: Stamp) -> tuple[bool, Comparison]:
         """Compare the requests that reference and output share, and nothing else."""

@@ -1,6 +1,6 @@
 """What a bisection tries, in which order, and what it found: typed values. Pure.
 
-A setting is a row of SETTINGS; a `Change` changes the `Conditions` of a run. What two
+A setting is a row of SETTINGS; an `Override` changes the `Conditions` of a run. What two
 fingerprints say differs comes first, put back to its recorded value (`aligned`); the rows
 follow by cost. `render.bisect` turns the `BisectReport` into text and JSON.
 """
@@ -26,11 +26,11 @@ from jupyter_detllm.verify.engine_settings import ROWS
 
 __all__ = [
     "SETTINGS",
+    "BatchComposition",
     "BisectReport",
-    "Change",
-    "Composition",
+    "Conclusion",
     "Conditions",
-    "Finding",
+    "Override",
     "Result",
     "Setting",
     "Trial",
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-class Composition(StrEnum):
+class BatchComposition(StrEnum):
     """Which requests share a call."""
 
     PRESENT = "as in the output"
@@ -72,19 +72,19 @@ class Conditions:
     options: Mapping[str, FieldValue] = field(default_factory=dict)
     modifiers: Modifiers = field(default_factory=Modifiers)
     environ: Mapping[str, str | None] = field(default_factory=dict)
-    composition: Composition = Composition.PRESENT
+    composition: BatchComposition = BatchComposition.PRESENT
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What a trial changes.
+class Override:
+    """What a trial overrides in the conditions of a run.
 
     An option of None is left out; None elsewhere leaves the conditions as they are.
     """
 
     options: Mapping[str, FieldValue] = field(default_factory=dict)
     environ: Mapping[str, str | None] = field(default_factory=dict)
-    composition: Composition | None = None
+    composition: BatchComposition | None = None
     level: Level | None = None
     torch_deterministic: str | None = None
 
@@ -101,9 +101,9 @@ class Change:
             level=self.level or base.level,
         )
 
-    def joined(self, other: Change) -> Change:
+    def joined(self, other: Override) -> Override:
         """Return both changes as one; `other` wins."""
-        return Change(
+        return Override(
             {**self.options, **other.options},
             {**self.environ, **other.environ},
             other.composition or self.composition,
@@ -120,7 +120,7 @@ _VARIABLES = frozenset(row.name for row in ENV_CONTROLS) | {row.name for row in 
 
 def aligned(
     diff: FieldDiff, engine: str, platform: Platform, levels: Iterable[Level]
-) -> Change | None:
+) -> Override | None:
     """Return the change that puts a field back to its recorded (`left`) value.
 
     None where nothing here can: another version, another processor, or a value that no
@@ -129,24 +129,24 @@ def aligned(
     value = diff.left
     if diff.name == "level":
         level = next((level for level in levels if level == value), None)
-        return None if level is None else Change(level=level)
+        return None if level is None else Override(level=level)
     if diff.name == "engine.batch":
-        return Change(composition=Composition.RECORDED)
+        return Override(composition=BatchComposition.RECORDED)
     if diff.name == "torch.deterministic_algorithms":
-        return Change(torch_deterministic=str(value)) if value in _MODES else None
+        return Override(torch_deterministic=str(value)) if value in _MODES else None
     if diff.name == "torch.threads" or diff.name.startswith("controls."):
         return recorded_variable(diff.name, value, platform)
     return _recorded_option(diff.name, value, engine, platform)
 
 
-def recorded_variable(name: str, value: FieldValue, platform: Platform) -> Change | None:
+def recorded_variable(name: str, value: FieldValue, platform: Platform) -> Override | None:
     """Return the change that sets a recorded variable: only one that we know.
 
     The number of threads is one, too.
     """
     if name == "torch.threads":
         fits = type(value) is int and 0 < value <= _MAX_THREADS and platform is Platform.CPU
-        return Change(environ={"OMP_NUM_THREADS": str(value)}) if fits else None
+        return Override(environ={"OMP_NUM_THREADS": str(value)}) if fits else None
     variable = name.removeprefix("controls.")
     if variable not in _VARIABLES or value == UNKNOWN:
         return None
@@ -154,7 +154,7 @@ def recorded_variable(name: str, value: FieldValue, platform: Platform) -> Chang
         return None
     if value is not None and variable.endswith("_NUM_THREADS") and not _threads(str(value)):
         return None
-    return Change(environ={variable: None if value is None else str(value)})
+    return Override(environ={variable: None if value is None else str(value)})
 
 
 def _threads(text: str) -> bool:
@@ -163,14 +163,14 @@ def _threads(text: str) -> bool:
 
 def _recorded_option(
     name: str, value: FieldValue, engine: str, platform: Platform
-) -> Change | None:
+) -> Override | None:
     if name == "engine.attention_backend" and engine == VLLM and platform is Platform.CPU:
         return None  # there is only one
     for row in ROWS:
         if row.name == name and row.option:
             try:
                 # What the default reaches is reached by leaving the option out.
-                return Change({row.option: row.read(value)})
+                return Override({row.option: row.read(value)})
             except ValueError:
                 return None
     return None
@@ -209,7 +209,7 @@ class Setting:
     name: str
     engines: tuple[str, ...]
     platforms: tuple[Platform, ...]
-    change: Change
+    change: Override
     cost: int
     why: str
     adopt: str
@@ -237,7 +237,7 @@ class Trial:
     """One change to try; `setting` is None where a recorded value is put back."""
 
     name: str
-    change: Change
+    change: Override
     why: str
     adopt: str
     setting: Setting | None = None
@@ -250,71 +250,72 @@ def _option(name: str) -> str:
 # One row is one thought: the formatter would spread each over a dozen lines.
 # fmt: off
 SETTINGS: tuple[Setting, ...] = (
-    Setting("alone", _BOTH, _ANY, Change(composition=Composition.ALONE), 10,
+    Setting("alone", _BOTH, _ANY, Override(composition=BatchComposition.ALONE), 10,
             "Kernels depend on the number of rows in a batch.",
             "give each prompt a cell of its own, or use level invariant"),
-    Setting("prefix-cache-off", _BOTH, _ANY, Change({"enable_prefix_caching": False}), 20,
+    Setting("prefix-cache-off", _BOTH, _ANY, Override({"enable_prefix_caching": False}), 20,
             "A cached prefix leaves fewer rows to compute.",
             _option("enable-prefix-caching false"), ("engine.prefix_cache", False)),
-    Setting("prefix-cache-on", _BOTH, _ANY, Change({"enable_prefix_caching": True}), 21,
+    Setting("prefix-cache-on", _BOTH, _ANY, Override({"enable_prefix_caching": True}), 21,
             "The recorded run may have found its prefix cached.",
             _option("enable-prefix-caching true"), ("engine.prefix_cache", True)),
-    Setting("in-process", _VLLM, _ANY, Change(environ={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}), 24,
+    Setting("in-process", _VLLM, _ANY,
+            Override(environ={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}), 24,
             "In a process of its own the engine batches requests by the time they arrive.",
             "level repeatable, or VLLM_ENABLE_V1_MULTIPROCESSING=0 before Python starts",
             ("controls.VLLM_ENABLE_V1_MULTIPROCESSING", "0")),
-    Setting("async-scheduling-off", _VLLM, _ANY, Change({"async_scheduling": False}), 25,
+    Setting("async-scheduling-off", _VLLM, _ANY, Override({"async_scheduling": False}), 25,
             "Asynchronous scheduling changes which requests share a step.",
             _option("async-scheduling false"), ("engine.async_scheduling", False)),
-    Setting("chunked-prefill-off", _BOTH, _ANY, Change({"enable_chunked_prefill": False}), 30,
+    Setting("chunked-prefill-off", _BOTH, _ANY, Override({"enable_chunked_prefill": False}), 30,
             "A prompt that is cut into chunks is computed in other shapes.",
             _option("enable-chunked-prefill false"), ("engine.chunked_prefill", False)),
-    Setting("chunked-prefill-on", _BOTH, _ANY, Change({"enable_chunked_prefill": True}), 31,
+    Setting("chunked-prefill-on", _BOTH, _ANY, Override({"enable_chunked_prefill": True}), 31,
             "The recorded run may have cut its prompts into chunks.",
             _option("enable-chunked-prefill true"), ("engine.chunked_prefill", True)),
-    Setting("long-steps", _BOTH, _ANY, Change({"max_num_batched_tokens": 16384}), 32,
+    Setting("long-steps", _BOTH, _ANY, Override({"max_num_batched_tokens": 16384}), 32,
             "With room for more tokens in a step fewer prompts are cut or put off.",
             _option("max-num-batched-tokens 16384"), ("engine.max_num_batched_tokens", 16384)),
-    Setting("one-sequence", _BOTH, _ANY, Change({"max_num_seqs": 1}), 35,
+    Setting("one-sequence", _BOTH, _ANY, Override({"max_num_seqs": 1}), 35,
             "With one sequence at a time nothing shares a step, whatever is asked together.",
             _option("max-num-seqs 1"), ("engine.max_num_seqs", 1)),
     Setting("flashinfer-sampler-off", _VLLM, _CUDA,
-            Change(environ={"VLLM_USE_FLASHINFER_SAMPLER": "0"}), 40,
+            Override(environ={"VLLM_USE_FLASHINFER_SAMPLER": "0"}), 40,
             "FlashInfer's sampler draws in another way than the seeded one.",
             "level repeatable, or VLLM_USE_FLASHINFER_SAMPLER=0 before Python starts",
             ("controls.VLLM_USE_FLASHINFER_SAMPLER", "0")),
-    Setting("split-kv-off", _VLLM, _CPU, Change(environ={"VLLM_CPU_ATTN_SPLIT_KV": "0"}), 45,
+    Setting("split-kv-off", _VLLM, _CPU, Override(environ={"VLLM_CPU_ATTN_SPLIT_KV": "0"}), 45,
             "Attention splits its KV range by free threads, so by the size of the batch.",
             "VLLM_CPU_ATTN_SPLIT_KV=0 before Python starts",
             ("controls.VLLM_CPU_ATTN_SPLIT_KV", "0")),
-    Setting("triton-attention", _VLLM, _CUDA, Change({"attention_backend": "TRITON_ATTN"}), 50,
+    Setting("triton-attention", _VLLM, _CUDA, Override({"attention_backend": "TRITON_ATTN"}), 50,
             "Each attention backend sums in its own order.",
             _option("attention-backend TRITON_ATTN"), ("engine.attention_backend", "TRITON_ATTN")),
-    Setting("flash-attention", _VLLM, _CUDA, Change({"attention_backend": "FLASH_ATTN"}), 51,
+    Setting("flash-attention", _VLLM, _CUDA, Override({"attention_backend": "FLASH_ATTN"}), 51,
             "Each attention backend sums in its own order.",
             _option("attention-backend FLASH_ATTN"), ("engine.attention_backend", "FLASH_ATTN")),
-    Setting("level-repeatable", _BOTH, _ANY, Change(level=Level.REPEATABLE), 55,
+    Setting("level-repeatable", _BOTH, _ANY, Override(level=Level.REPEATABLE), 55,
             "It sets every control that run-to-run determinism needs.",
             "%detllm --level repeatable"),
-    Setting("deterministic-algorithms", _VLLM, _ANY, Change(torch_deterministic="warn"), 60,
+    Setting("deterministic-algorithms", _VLLM, _ANY, Override(torch_deterministic="warn"), 60,
             "torch takes slower kernels that add in a fixed order.",
             "%detllm --torch-deterministic warn", ("torch.deterministic_algorithms", "warn")),
-    Setting("no-tf32", _VLLM, _CUDA, Change(environ={"NVIDIA_TF32_OVERRIDE": "0"}), 65,
+    Setting("no-tf32", _VLLM, _CUDA, Override(environ={"NVIDIA_TF32_OVERRIDE": "0"}), 65,
             "TF32 keeps 10 bits of mantissa in float32 products.",
             "%detllm --no-tf32", ("controls.NVIDIA_TF32_OVERRIDE", "0")),
-    Setting("one-thread", _VLLM, _CPU, Change(environ={"OMP_NUM_THREADS": "1"}), 70,
+    Setting("one-thread", _VLLM, _CPU, Override(environ={"OMP_NUM_THREADS": "1"}), 70,
             "CPU attention splits its KV range by thread count.",
             "OMP_NUM_THREADS=1 before Python starts", ("torch.threads", 1)),
-    Setting("eager", _BOTH, _ANY, Change({"enforce_eager": True}), 75,
+    Setting("eager", _BOTH, _ANY, Override({"enforce_eager": True}), 75,
             "Compiled graphs fuse and pad differently from eager.",
             "%detllm --eager", ("engine.compile", "eager")),
-    Setting("compiled", _BOTH, _ANY, Change({"enforce_eager": False}), 80,
+    Setting("compiled", _BOTH, _ANY, Override({"enforce_eager": False}), 80,
             "The recorded run may have been compiled.",
             _option("enforce-eager false"), ("engine.compile", "eager"), True),
-    Setting("float32", _BOTH, _ANY, Change({"dtype": "float32"}), 90,
+    Setting("float32", _BOTH, _ANY, Override({"dtype": "float32"}), 90,
             "In float32 sums in another order differ too little to change a token.",
             "%detllm --dtype float32", ("engine.dtype", "float32")),
-    Setting("level-invariant", _BOTH, _ANY, Change(level=Level.INVARIANT), 95,
+    Setting("level-invariant", _BOTH, _ANY, Override(level=Level.INVARIANT), 95,
             "A generation then does not depend on what shares its batch.",
             "%detllm --level invariant"),
 )
@@ -384,7 +385,7 @@ def _alignments(
 ) -> list[Trial]:
     out: list[Trial] = []
     seen = [base]
-    together = Change()
+    together = Override()
     for diff in diffs:
         change = aligned(diff, base.engine, platform, levels)
         if change is None or change.applied(base) in seen:
@@ -412,7 +413,7 @@ class Result(StrEnum):
     FAILED = "failed"
 
 
-class Finding(StrEnum):
+class Conclusion(StrEnum):
     """How a bisection ended."""
 
     EQUAL = "equal"
@@ -424,12 +425,12 @@ class Finding(StrEnum):
 
 
 _CODES = {
-    Finding.EQUAL: 0,
-    Finding.CAUSE: 1,
-    Finding.NO_CAUSE: 1,
-    Finding.FAILED: 2,
-    Finding.NOT_COMPARABLE: 3,
-    Finding.INTERRUPTED: 130,
+    Conclusion.EQUAL: 0,
+    Conclusion.CAUSE: 1,
+    Conclusion.NO_CAUSE: 1,
+    Conclusion.FAILED: 2,
+    Conclusion.NOT_COMPARABLE: 3,
+    Conclusion.INTERRUPTED: 130,
 }
 
 
@@ -483,7 +484,7 @@ class BisectReport:
     path: str
     label: str
     policy: Policy
-    finding: Finding
+    finding: Conclusion
     reason: str
     repeatable: bool | None = None
     trials: tuple[TrialResult, ...] = ()

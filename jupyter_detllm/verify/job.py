@@ -1,29 +1,27 @@
-"""The work of one group: an engine started, recorded requests sent, each batch reported.
+"""Recorded requests sent to one engine, and what is reported of it, event by event.
 
-It runs in a process of its own (`worker`): environment controls hold for a process's first
-engine only, and what an engine allocated goes with its process. A job and what is heard of
-it are JSON between a verification and its worker.
+A job runs in a process of its own (`worker`): environment controls hold for a process's first
+engine only, and what an engine allocated goes with its process. Jobs and events are msgspec
+structs; in a pipe, each is MessagePack after its length.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import IO, Protocol, TypeAlias, TypeVar
 
-from jupyter_detllm.core.canonical import Digest, Json
-from jupyter_detllm.core.fingerprint import Fingerprint
+import msgspec
+
 from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt, ResolvedPrompt
-from jupyter_detllm.core.levels import Level, Reach
-from jupyter_detllm.core.reading import Reader
+from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.seeds import prompt_digest
-from jupyter_detllm.core.stamp import ModelIdentity, generation_json, request_json
-from jupyter_detllm.core.stamp_reader import read_generation, read_request
+from jupyter_detllm.core.stamp import Call, ModelIdentity, Run
 from jupyter_detllm.engines.base import (
     VLLM,
+    VLLM_SERVER,
     Engine,
     EngineSpec,
     Progress,
@@ -31,24 +29,35 @@ from jupyter_detllm.engines.base import (
     SamplingOptions,
     Scorer,
     TokenScore,
-    reach_of,
 )
-from jupyter_detllm.engines.start import Modifiers, late_controls, model_identity, start
+from jupyter_detllm.engines.start import Modifiers, model_identity, start
 from jupyter_detllm.errors import DetLLMError, EngineError, RequestError, UsageError
 from jupyter_detllm.verify.engine_settings import known_of
+from jupyter_detllm.verify.plan import EngineGroup, Plan, recorded_tokens
 
 __all__ = [
-    "Circumstances",
+    "Aborted",
+    "CallFailed",
+    "Finished",
+    "Generated",
     "Job",
-    "JobBatch",
-    "JsonListener",
+    "JobEvent",
+    "JobResult",
     "Listener",
+    "OtherModel",
+    "Refused",
+    "Runner",
+    "Scored",
     "Scores",
+    "Stage",
+    "Started",
     "Task",
-    "hear",
-    "job_json",
-    "read_job",
+    "Tokens",
+    "Watcher",
+    "carry_out",
+    "read_message",
     "run_job",
+    "write_message",
 ]
 
 _PAUSE = 0.2
@@ -61,19 +70,17 @@ class Task(StrEnum):
     SCORE = "score"
 
 
-@dataclass(frozen=True, slots=True)
-class JobBatch:
-    """One call; `generations` are the recorded ones, where those are scored."""
-
-    requests: tuple[GenerationRequest, ...]
-    generations: tuple[Generation, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """Everything a worker needs.
 
-    `free` says that a request that cannot be run may be left out of its batch.
+    Attributes
+    ----------
+    identity
+        The recorded model: another one is not run.
+    batches
+        The calls to make, each with its recorded generations where these are scored.
+    free
+        Whether a request that cannot be run may be left out of its batch.
     """
 
     task: Task
@@ -81,63 +88,123 @@ class Job:
     spec: EngineSpec
     modifiers: Modifiers
     identity: ModelIdentity
-    batches: tuple[JobBatch, ...]
+    batches: tuple[Call, ...]
     free: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Circumstances:
-    """What all generations of a job share."""
-
-    model: ModelIdentity
-    fingerprint: Fingerprint
-    late: tuple[str, ...] = ()
-    self_test: str = ""
-    reach: Reach | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(msgspec.Struct, frozen=True):
     """The recorded tokens of one generation as this engine scores them, or why it did not."""
 
     prompt_index: int
     completion_index: int
     tokens: tuple[TokenScore, ...] = ()
-    problem: str = ""
+    problem: str | None = None
 
 
-class Listener(Protocol):
-    """Who is told how a job comes along."""
-
-    def stage(self, text: str) -> None:
-        """Take one line about the start."""
-
-    def other_model(self, model: ModelIdentity) -> None:
-        """Learn that the model found is not the recorded one; nothing was run."""
-
-    def started(self, circumstances: Circumstances) -> None:
-        """Learn that the engine runs."""
-
-    def tokens(self, batch: int, count: int) -> None:
-        """Learn how many tokens of a batch are done."""
-
-    def refused(self, batch: int, index: int, reason: str) -> None:
-        """Learn that one request is not run."""
-
-    def generated(self, batch: int, generations: tuple[Generation, ...]) -> None:
-        """Take the generations of a batch; refused requests have none."""
-
-    def scored(self, batch: int, scores: tuple[Scores, ...]) -> None:
-        """Take the scores of a batch."""
-
-    def failed(self, batch: int, reason: str) -> None:
-        """Learn that a batch failed in the engine."""
-
-    def finished(self) -> None:
-        """Learn that all is done; what follows is the engine's shutdown."""
+class _Event(msgspec.Struct, tag=True):
+    pass
 
 
-def run_job(job: Job, listener: Listener) -> None:
+class Stage(_Event):
+    """One line about the start."""
+
+    text: str
+
+
+class OtherModel(_Event):
+    """The model found is not the recorded one; nothing was run."""
+
+    model: ModelIdentity
+
+
+class Started(_Event):
+    """The engine runs."""
+
+    run: Run
+
+
+class Tokens(_Event):
+    """How many tokens of a batch are done."""
+
+    batch: int
+    count: int
+
+
+class Refused(_Event):
+    """One request is not run."""
+
+    batch: int
+    index: int
+    reason: str
+
+
+class Generated(_Event):
+    """The generations of a batch; refused requests have none."""
+
+    batch: int
+    generations: tuple[Generation, ...]
+
+
+class Scored(_Event):
+    """The scores of a batch."""
+
+    batch: int
+    scores: tuple[Scores, ...]
+
+
+class CallFailed(_Event):
+    """A batch failed in the engine."""
+
+    batch: int
+    reason: str
+
+
+class Finished(_Event):
+    """All is done; what follows is the engine's shutdown."""
+
+
+class Aborted(_Event):
+    """The error that ended the job."""
+
+    what: str
+    expected: str | None
+    fix: str | None
+
+
+JobEvent: TypeAlias = (
+    Stage
+    | OtherModel
+    | Started
+    | Tokens
+    | Refused
+    | Generated
+    | Scored
+    | CallFailed
+    | Finished
+    | Aborted
+)
+Listener: TypeAlias = Callable[[JobEvent], None]
+"""Takes the events of a job, in order."""
+
+Message = TypeVar("Message")
+_LENGTH = 8
+
+
+def write_message(stream: IO[bytes], message: Job | JobEvent) -> None:
+    """Write a message, its length before it."""
+    data = msgspec.msgpack.encode(message)
+    stream.write(len(data).to_bytes(_LENGTH, "big") + data)
+    stream.flush()
+
+
+def read_message(stream: IO[bytes], kind: msgspec.msgpack.Decoder[Message]) -> Message | None:
+    """Read a message; None at the stream's end, where half a message may be left."""
+    size = int.from_bytes(stream.read(_LENGTH), "big")
+    data = stream.read(size)
+    return kind.decode(data) if size and len(data) == size else None
+
+
+def run_job(job: Job, report: Listener) -> None:
     """Run a job in this process, which must not have started an engine before.
 
     Raises
@@ -151,41 +218,33 @@ def run_job(job: Job, listener: Listener) -> None:
         # Known before minutes are spent on loading it.
         found = model_identity(job.spec.model, job.spec.options.get("lora"))
         if found.digests() != job.identity.digests():
-            listener.other_model(found)
-            listener.finished()
+            report(OtherModel(found))
+            report(Finished())
             return
-    running = start(job.engine, job.spec, job.modifiers, progress=listener.stage)
+    running = start(job.engine, job.spec, job.modifiers, progress=lambda text: report(Stage(text)))
     try:
         engine = running.engine
         model = engine.model()
         known = known_of(model, job.identity) if isinstance(engine, RemoteEngine) else model
         if known.digests() != job.identity.digests():
-            listener.other_model(model)
-            listener.finished()
-            return
-        listener.started(
-            Circumstances(
-                model,
-                running.fingerprint().for_stamp(),
-                late_controls(running.controls, engine),
-                str(getattr(engine, "self_test", None) or ""),
-                reach_of(engine),
-            )
-        )
-        _run_batches(engine, job, listener)
-        listener.finished()
+            report(OtherModel(model))
+        else:
+            report(Started(running.run()))
+            _run_batches(engine, job, report)
+        report(Finished())
     finally:
         running.engine.shutdown()
 
 
-def _run_batches(engine: Engine, job: Job, listener: Listener) -> None:
-    if job.task is Task.SCORE:
-        scorer = _scorer(engine)
-        for number, batch in enumerate(job.batches):
-            _score(engine, scorer, number, batch, listener)
-        return
+def _run_batches(engine: Engine, job: Job, report: Listener) -> None:
+    scorer = _scorer(engine) if job.task is Task.SCORE else None
     for number, batch in enumerate(job.batches):
-        _generate(engine, number, batch, listener, free=job.free)
+        ready = _ready(engine, number, batch, report)
+        if scorer is not None:
+            _score(scorer, ready, number, batch, report)
+        elif job.free or len(ready) == len(batch.requests):
+            # Without one of its requests it would be another batch.
+            _generate(engine, ready, number, report)
 
 
 def _scorer(engine: Engine) -> Scorer:
@@ -195,7 +254,7 @@ def _scorer(engine: Engine) -> Scorer:
 
 
 def _ready(
-    engine: Engine, number: int, batch: JobBatch, listener: Listener
+    engine: Engine, number: int, batch: Call, report: Listener
 ) -> dict[int, GenerationRequest]:
     """Return the requests whose prompt has the recorded tokens here, with those tokens."""
     ready: dict[int, GenerationRequest] = {}
@@ -203,7 +262,7 @@ def _ready(
         try:
             ready[index] = _with_tokens(engine, request)
         except RequestError as error:
-            listener.refused(number, index, str(error))
+            report(Refused(number, index, str(error)))
     return ready
 
 
@@ -225,29 +284,25 @@ def _resolved(engine: Engine, prompt: Prompt) -> ResolvedPrompt:
 
 
 def _generate(
-    engine: Engine, number: int, batch: JobBatch, listener: Listener, *, free: bool
+    engine: Engine, ready: dict[int, GenerationRequest], number: int, report: Listener
 ) -> None:
-    ready = _ready(engine, number, batch, listener)
-    if len(ready) < len(batch.requests) and not free:
-        return  # without one of them it would be another batch
     last = time.monotonic()
 
     def progress(state: Progress) -> None:
         nonlocal last
         if time.monotonic() - last >= _PAUSE:
             last = time.monotonic()
-            listener.tokens(number, state.tokens)
+            report(Tokens(number, state.tokens))
 
+    requests, indices = list(ready.values()), list(ready)
     try:
-        found = engine.generate(list(ready.values()), progress=progress).generations
+        found = engine.generate(requests, progress=progress).generations
     except (EngineError, RequestError) as error:
-        listener.failed(number, str(error))
+        report(CallFailed(number, str(error)))
         return
-    _check(found, list(ready.values()))
-    indices = list(ready)
-    listener.generated(
-        number, tuple(replace(g, prompt_index=indices[g.prompt_index]) for g in found)
-    )
+    _check(found, requests)
+    numbered = (replace(g, prompt_index=indices[g.prompt_index]) for g in found)
+    report(Generated(number, tuple(numbered)))
 
 
 def _check(found: Sequence[Generation], requests: Sequence[GenerationRequest]) -> None:
@@ -257,9 +312,12 @@ def _check(found: Sequence[Generation], requests: Sequence[GenerationRequest]) -
 
 
 def _score(
-    engine: Engine, scorer: Scorer, number: int, batch: JobBatch, listener: Listener
+    scorer: Scorer,
+    ready: dict[int, GenerationRequest],
+    number: int,
+    batch: Call,
+    report: Listener,
 ) -> None:
-    ready = _ready(engine, number, batch, listener)
     out, done = [], 0
     for generation in batch.generations:
         if generation.prompt_index not in ready:
@@ -272,190 +330,159 @@ def _score(
             continue
         done += len(tokens)
         out.append(Scores(*place, tokens))
-        listener.tokens(number, done)
-    listener.scored(number, tuple(out))
+        report(Tokens(number, done))
+    report(Scored(number, tuple(out)))
 
 
-def job_json(job: Job) -> dict[str, Any]:
-    """Return a job as a JSON object."""
-    return {
-        "task": job.task.value,
-        "engine": job.engine,
-        "model": job.spec.model,
-        "level": job.spec.level.value,
-        "options": dict(job.spec.options),
-        "seed": str(job.spec.seed),
-        "deterministic": job.modifiers.torch_deterministic,
-        "launch_blocking": job.modifiers.launch_blocking,
-        "no_tf32": job.modifiers.no_tf32,
-        "identity": job.identity.to_json(),
-        "free": job.free,
-        "batches": [
-            {
-                "requests": [request_json(request) for request in batch.requests],
-                "generations": [generation_json(g) for g in batch.generations],
-            }
-            for batch in job.batches
-        ],
-    }
+@dataclass(slots=True)
+class JobResult:
+    """What a job has reported.
 
-
-def read_job(data: Mapping[str, Any]) -> Job:
-    """Read a job from its JSON object."""
-    reader = Reader(data, "job")
-    return Job(
-        Task(reader.text("task")),
-        reader.text("engine"),
-        EngineSpec(
-            reader.text("model"),
-            Level(reader.text("level")),
-            dict(data["options"]),
-            reader.big_integer("seed"),
-        ),
-        Modifiers(
-            reader.text("deterministic"), reader.flag("launch_blocking"), reader.flag("no_tf32")
-        ),
-        _identity(data["identity"]),
-        tuple(
-            JobBatch(
-                tuple(read_request(item) for item in batch.subs("requests")),
-                tuple(read_generation(item) for item in batch.subs("generations")),
-            )
-            for batch in reader.subs("batches")
-        ),
-        reader.flag("free"),
-    )
-
-
-def _identity(data: Mapping[str, Any]) -> ModelIdentity:
-    parts = ("weights", "tokenizer", "chat_template", "adapter")
-    found = (data.get(part) for part in parts)
-    digests = (None if value is None else Digest.parse(value) for value in found)
-    return ModelIdentity(data["name"], *digests)
-
-
-class JsonListener:
-    """A listener that writes one line of JSON per event."""
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-
-    def _say(self, event: str, **values: Json) -> None:
-        self._write(json.dumps({"event": event, **values}) + "\n")
-
-    def stage(self, text: str) -> None:
-        """Write one line about the start."""
-        self._say("stage", text=text)
-
-    def other_model(self, model: ModelIdentity) -> None:
-        """Write that the model found is not the recorded one."""
-        self._say("other_model", model=model.to_json())
-
-    def started(self, circumstances: Circumstances) -> None:
-        """Write what all generations share."""
-        self._say(
-            "started",
-            model=circumstances.model.to_json(),
-            fingerprint=circumstances.fingerprint.to_json(),
-            late=list(circumstances.late),
-            self_test=circumstances.self_test,
-            reach=None if circumstances.reach is None else asdict(circumstances.reach),
-        )
-
-    def tokens(self, batch: int, count: int) -> None:
-        """Write how many tokens of a batch are done."""
-        self._say("tokens", batch=batch, count=count)
-
-    def refused(self, batch: int, index: int, reason: str) -> None:
-        """Write that one request is not run."""
-        self._say("refused", batch=batch, index=index, reason=reason)
-
-    def generated(self, batch: int, generations: tuple[Generation, ...]) -> None:
-        """Write the generations of a batch."""
-        self._say("generated", batch=batch, generations=[generation_json(g) for g in generations])
-
-    def scored(self, batch: int, scores: tuple[Scores, ...]) -> None:
-        """Write the scores of a batch."""
-        self._say("scored", batch=batch, scores=[_scores_json(item) for item in scores])
-
-    def failed(self, batch: int, reason: str) -> None:
-        """Write that a batch failed."""
-        self._say("failed", batch=batch, reason=reason)
-
-    def finished(self) -> None:
-        """Write that all is done."""
-        self._say("finished")
-
-    def error(self, error: DetLLMError) -> None:
-        """Write what ended the job."""
-        self._say("error", what=error.what, expected=error.expected, fix=error.fix)
-
-
-def _scores_json(scores: Scores) -> Json:
-    return {
-        "prompt": scores.prompt_index,
-        "completion": scores.completion_index,
-        "problem": scores.problem,
-        "tokens": [[s.logprob, s.best_id, s.best_logprob] for s in scores.tokens],
-    }
-
-
-def hear(line: str, listener: Listener) -> bool:
-    """Tell `listener` what a line of `JsonListener` says; return whether it was the last.
-
-    Raises
-    ------
-    EngineError
-        For the error that ended the job.
+    Attributes
+    ----------
+    run
+        What its generations share; None when the engine never ran.
+    other
+        The model that was found where it is not the recorded one.
+    problem
+        What ended the job early.
+    generations, scores, failures
+        By batch.
+    refusals
+        By batch and request.
     """
-    data = json.loads(line)
-    event = data.pop("event")
-    if event == "error":
-        raise EngineError(data["what"], expected=data["expected"], fix=data["fix"])
-    _HEARD[event](listener, data)
-    return bool(event == "finished")
+
+    run: Run | None = None
+    other: ModelIdentity | None = None
+    problem: str | None = None
+    generations: dict[int, tuple[Generation, ...]] = field(default_factory=dict)
+    scores: dict[int, tuple[Scores, ...]] = field(default_factory=dict)
+    refusals: dict[tuple[int, int], str] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+    def note(self, event: JobEvent) -> None:
+        """Keep what an event says."""
+        match event:
+            case Started():
+                self.run = event.run
+            case OtherModel():
+                self.other = event.model
+            case Generated():
+                self.generations[event.batch] = event.generations
+            case Scored():
+                self.scores[event.batch] = event.scores
+            case Refused():
+                self.refusals[event.batch, event.index] = event.reason
+            case CallFailed():
+                self.failures[event.batch] = event.reason
+            case _:
+                pass
 
 
-def _started(listener: Listener, data: Mapping[str, Any]) -> None:
-    listener.started(
-        Circumstances(
-            _identity(data["model"]),
-            Fingerprint.from_json(data["fingerprint"]),
-            tuple(data["late"]),
-            data["self_test"],
-            None if data["reach"] is None else Reach(**data["reach"]),
-        )
+Runner: TypeAlias = Callable[[Job, Listener], None]
+"""Runs a job; `jupyter_detllm.verify.worker.run_in_worker` but for tests."""
+
+
+class Watcher(Protocol):
+    """Shows how far a plan has come."""
+
+    def say(self, line: str) -> None:
+        """Take one line about the run."""
+
+    def advance(self, tokens: int, total: int) -> None:
+        """Take how many of the expected tokens are done."""
+
+
+class _Quiet:
+    def say(self, line: str) -> None:
+        pass
+
+    def advance(self, tokens: int, total: int) -> None:
+        pass
+
+
+def carry_out(
+    plan: Plan, task: Task, runner: Runner, watcher: Watcher | None = None
+) -> tuple[tuple[tuple[EngineGroup, JobResult], ...], bool]:
+    """Run every group, one after the other; return their results, and if interrupted.
+
+    An interrupt ends the run and keeps what is done; a group whose engine does not
+    start, or dies, does not keep the others from running.
+    """
+    progress = _Progress(watcher or _Quiet(), sum(group.tokens for group in plan.groups))
+    results = tuple((group, JobResult()) for group in plan.groups)
+    try:
+        for number, (group, result) in enumerate(results, start=1):
+            progress.watcher.say(_heading(group, number, len(results)))
+            try:
+                runner(_job_of(group, task), progress.reporter(group, result))
+            except DetLLMError as error:
+                result.problem = str(error)
+                progress.watcher.say(f"engine {number}: {error}")
+    except KeyboardInterrupt:
+        return results, True
+    return results, False
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Expected tokens of a whole plan, and how many of them are done."""
+
+    watcher: Watcher
+    total: int
+    done: int = 0
+
+    def reporter(self, group: EngineGroup, result: JobResult) -> Listener:
+        """Return what keeps and shows the events of one group."""
+        over: set[int] = set()
+
+        def report(event: JobEvent) -> None:
+            result.note(event)
+            match event:
+                case Stage():
+                    self.watcher.say(event.text)
+                case Tokens():
+                    # A drifted text may be longer than the recorded one.
+                    most = recorded_tokens(group.batches[event.batch])
+                    self.watcher.advance(self.done + min(event.count, most), self.total)
+                case Generated() | Scored() | CallFailed() | Refused():
+                    goes_on = group.free and isinstance(event, Refused)
+                    if not goes_on and event.batch not in over:
+                        over.add(event.batch)
+                        self.done += recorded_tokens(group.batches[event.batch])
+                        self.watcher.advance(self.done, self.total)
+                case _:
+                    pass
+
+        return report
+
+
+def _job_of(group: EngineGroup, task: Task) -> Job:
+    settings = group.settings
+    score = task is Task.SCORE
+    # What a server promises is not the question here: what it answers is compared.
+    level = Level.SEEDED if settings.engine == VLLM_SERVER else group.level
+    return Job(
+        task,
+        settings.engine,
+        EngineSpec(group.model, level, dict(settings.options), group.root_seed),
+        settings.modifiers,
+        group.identity,
+        group.batches if score else unanswered(group.batches),
+        group.free or score,
     )
 
 
-def _generated(listener: Listener, data: Mapping[str, Any]) -> None:
-    items = Reader(data, "batch").subs("generations")
-    listener.generated(data["batch"], tuple(read_generation(item) for item in items))
+def unanswered(calls: Iterable[Call]) -> tuple[Call, ...]:
+    """Return calls to be made again: their requests alone."""
+    return tuple(Call(call.requests, ()) for call in calls)
 
 
-def _scored(listener: Listener, data: Mapping[str, Any]) -> None:
-    scores = (
-        Scores(
-            item["prompt"],
-            item["completion"],
-            tuple(TokenScore(*score) for score in item["tokens"]),
-            item["problem"],
-        )
-        for item in data["scores"]
+def _heading(group: EngineGroup, number: int, groups: int) -> str:
+    of = f" {number}/{groups}" if groups > 1 else ""
+    requests = sum(len(batch.requests) for batch in group.batches)
+    books = len({cell.key.notebook for cell in group.cells})
+    return (
+        f"engine{of}: {group.identity.name} at level {group.level}, {requests} requests of "
+        f"{len(group.cells)} cells in {books} notebook{'' if books == 1 else 's'}"
     )
-    listener.scored(data["batch"], tuple(scores))
-
-
-_HEARD: dict[str, Callable[[Listener, Mapping[str, Any]], None]] = {
-    "stage": lambda listener, data: listener.stage(data["text"]),
-    "other_model": lambda listener, data: listener.other_model(_identity(data["model"])),
-    "started": _started,
-    "tokens": lambda listener, data: listener.tokens(data["batch"], data["count"]),
-    "refused": lambda listener, data: listener.refused(
-        data["batch"], data["index"], data["reason"]
-    ),
-    "generated": _generated,
-    "scored": _scored,
-    "failed": lambda listener, data: listener.failed(data["batch"], data["reason"]),
-    "finished": lambda listener, data: listener.finished(),
-}

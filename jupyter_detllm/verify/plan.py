@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jupyter_detllm.core.generation import MAX_COMPLETIONS, Generation, GenerationRequest
@@ -25,18 +25,18 @@ from jupyter_detllm.verify.engine_settings import Chooser, Settings
 __all__ = [
     "DEFAULT_TOKENS_TOTAL",
     "FREE_BATCH",
-    "Batch",
-    "Group",
+    "EngineGroup",
     "Key",
     "Permissions",
-    "Place",
     "Plan",
     "PlannedCell",
+    "Position",
     "allowed_models",
     "check_total",
     "excess",
     "most_tokens",
     "plan_replay",
+    "recorded_tokens",
 ]
 
 DEFAULT_TOKENS_TOTAL = 200_000
@@ -150,24 +150,16 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """Where a request is run: which batch of its group, and which request of it."""
 
     batch: int
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Requests of one generate call, and what was recorded of them, in the same order."""
-
-    requests: tuple[GenerationRequest, ...]
-    recorded: tuple[tuple[Generation, ...], ...]
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens were recorded."""
-        return sum(len(g.token_ids) for several in self.recorded for g in several)
+def recorded_tokens(batch: Call) -> int:
+    """Return how many tokens were recorded of a batch."""
+    return sum(len(generation.token_ids) for generation in batch.generations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +169,7 @@ class PlannedCell:
     key: Key
     view: CellView
     stamp: Stamp
-    places: tuple[tuple[Place, ...], ...]
+    places: tuple[tuple[Position, ...], ...]
 
     @property
     def batches(self) -> frozenset[int]:
@@ -186,7 +178,7 @@ class PlannedCell:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class EngineGroup:
     """Cells that share one engine.
 
     Attributes
@@ -199,8 +191,8 @@ class Group:
         What the engine is started with.
     root_seed
         That of the first cell. Every request has its own seed, so it changes no result.
-    free
-        Whether batches need not be the recorded ones.
+    batches
+        The calls to make, with what was recorded of their requests.
     """
 
     model: str
@@ -209,7 +201,12 @@ class Group:
     level: Level
     root_seed: int
     cells: tuple[PlannedCell, ...]
-    batches: tuple[Batch, ...]
+    batches: tuple[Call, ...]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were recorded."""
+        return sum(map(recorded_tokens, self.batches))
 
     @property
     def free(self) -> bool:
@@ -221,7 +218,7 @@ class Group:
 class Plan:
     """What is run, and what was settled without an engine."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[EngineGroup, ...]
     settled: Mapping[Key, Outcome] = field(default_factory=dict)
 
     @property
@@ -254,7 +251,7 @@ class _Recorded:
 def plan_replay(
     notebooks: Sequence[Iterable[CellView]], choose: Chooser, *, recorded: bool = False
 ) -> Plan:
-    """Group the recorded requests of notebooks; settle what no engine is needed for.
+    """EngineGroup the recorded requests of notebooks; settle what no engine is needed for.
 
     Parameters
     ----------
@@ -310,12 +307,11 @@ def _unusable(stamp: Stamp) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"it asks for {text}" for text in found if text is not None))
 
 
-def _group(members: Sequence[_Recorded]) -> Group:
+def _group(members: Sequence[_Recorded]) -> EngineGroup:
     first = members[0]
     level = first.stamp.level
-    pack = _packed if level is Level.INVARIANT else _as_recorded
-    cells, batches = pack(members)
-    return Group(
+    cells, batches = _pack(members, free=level is Level.INVARIANT)
+    return EngineGroup(
         model=first.model,
         identity=first.stamp.model,
         settings=_widened(first.settings, batches),
@@ -326,7 +322,7 @@ def _group(members: Sequence[_Recorded]) -> Group:
     )
 
 
-def _widened(settings: Settings, batches: Sequence[Batch]) -> Settings:
+def _widened(settings: Settings, batches: Sequence[Call]) -> Settings:
     """Allow as many logprobs as the widest beam search asks for."""
     widths = [r.sampling.beam_width for batch in batches for r in batch.requests]
     needed = 2 * max(widths, default=0)
@@ -335,46 +331,38 @@ def _widened(settings: Settings, batches: Sequence[Batch]) -> Settings:
     return settings.with_option("max_logprobs", needed)
 
 
-_Packed = tuple[tuple[PlannedCell, ...], tuple[Batch, ...]]
+_Packed = tuple[tuple[PlannedCell, ...], tuple[Call, ...]]
 _Item = tuple[GenerationRequest, tuple[Generation, ...]]
 
 
-def _batch(items: Iterable[_Item]) -> Batch:
+def _batch(items: Iterable[_Item]) -> Call:
+    """Return one call of requests; their generations are numbered by their place in it."""
     requests, recorded = zip(*items, strict=True)
-    return Batch(requests, recorded)
+    numbered = (
+        replace(generation, prompt_index=index)
+        for index, generations in enumerate(recorded)
+        for generation in generations
+    )
+    return Call(requests, tuple(numbered))
 
 
-def _as_recorded(members: Sequence[_Recorded]) -> _Packed:
-    """Make every recorded call a call of its own."""
+def _pack(members: Sequence[_Recorded], *, free: bool) -> _Packed:
+    """Make every recorded call a call of its own, or fill calls across cells and notebooks."""
     cells: list[PlannedCell] = []
-    batches: list[Batch] = []
-    for member in members:
-        places = []
-        for call in map(Call.by_request, member.stamp.calls):
-            places.append(tuple(Place(len(batches), i) for i in range(len(call))))
-            if call:
-                batches.append(_batch(call))
-        cells.append(PlannedCell(member.key, member.view, member.stamp, tuple(places)))
-    return tuple(cells), tuple(batches)
-
-
-def _packed(members: Sequence[_Recorded]) -> _Packed:
-    """Fill calls across cells and notebooks, in their order."""
-    cells: list[PlannedCell] = []
-    batches: list[list[_Item]] = [[]]
+    batches: list[list[_Item]] = []
     rows = 0
     for member in members:
         places = []
         for call in map(Call.by_request, member.stamp.calls):
             here = []
-            for item in call:
+            for number, item in enumerate(call):
                 size = len(item[0].seeds)
-                if batches[-1] and rows + size > FREE_BATCH:
+                if not batches or (rows + size > FREE_BATCH if free else number == 0):
                     batches.append([])
                     rows = 0
-                here.append(Place(len(batches) - 1, len(batches[-1])))
+                here.append(Position(len(batches) - 1, len(batches[-1])))
                 batches[-1].append(item)
                 rows += size
             places.append(tuple(here))
         cells.append(PlannedCell(member.key, member.view, member.stamp, tuple(places)))
-    return tuple(cells), tuple(_batch(items) for items in batches)
+    return tuple(cells), tuple(map(_batch, batches))

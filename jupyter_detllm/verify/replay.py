@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jupyter_detllm.core.compare import goes_beyond
-from jupyter_detllm.core.generation import Generation
-from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView, NotebookView, read_notebook
 from jupyter_detllm.core.policy import Policy
-from jupyter_detllm.core.stamp import Call, Stamp, source_digest
+from jupyter_detllm.core.stamp import Call, Run, Stamp, assemble_stamp, source_digest
 from jupyter_detllm.core.verdict import Facts, Outcome, decide, facts_of, model_differences
 from jupyter_detllm.engines.base import VLLM_SERVER
 from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.models.adapter import adapters_among
 from jupyter_detllm.probes.platform import compute_platform
 from jupyter_detllm.verify.engine_settings import Chooser, as_recorded, facts_on_server
-from jupyter_detllm.verify.grouped import GroupResult, Runner, Watcher, carry_out, quiet_watcher
-from jupyter_detllm.verify.job import Circumstances, Task
+from jupyter_detllm.verify.job import JobResult, Runner, Task, Watcher, carry_out
 from jupyter_detllm.verify.plan import (
+    EngineGroup,
     Key,
     Permissions,
-    Place,
     PlannedCell,
     allowed_models,
     check_total,
@@ -47,7 +43,6 @@ class Replay:
 
 _View = NotebookView | NotebookReport
 _Found = tuple[Outcome, Stamp | None]
-_ByPlace = Mapping[int, Mapping[int, tuple[Generation, ...]]]
 
 
 def read_views(paths: Iterable[str | Path]) -> tuple[tuple[str, _View], ...]:
@@ -98,13 +93,11 @@ def replay_paths(
     views = [view.cells if isinstance(view, NotebookView) else () for _, view in notebooks]
     plan = plan_replay(views, choose or _as_recorded(allowed))
     check_total(map(most_tokens, plan.requests), allowed.max_tokens_total)
-    results, interrupted = carry_out(
-        plan, Task.GENERATE, runner or child_runner(), watcher or quiet_watcher()
-    )
+    results, interrupted = carry_out(plan, Task.GENERATE, runner or child_runner(), watcher)
     outcomes: dict[Key, _Found] = {key: (outcome, None) for key, outcome in plan.settled.items()}
-    for result in results:
-        for cell in result.group.cells:
-            outcomes[cell.key] = _outcome(cell, result, interrupted)
+    for group, result in results:
+        for cell in group.cells:
+            outcomes[cell.key] = _outcome(group, cell, result, interrupted)
     reports = (
         _report(number, path, view, outcomes, policy)
         for number, (path, view) in enumerate(notebooks)
@@ -147,7 +140,7 @@ def _shown(cell: CellView, actual: Stamp | None) -> CellView:
     return replace(cell, actual=actual, actual_json=None, same_run=False)
 
 
-def _outcome(cell: PlannedCell, result: GroupResult, interrupted: bool) -> _Found:
+def _outcome(group: EngineGroup, cell: PlannedCell, result: JobResult, interrupted: bool) -> _Found:
     reference = cell.stamp
     if result.other is not None:
         reasons = model_differences(reference.model, result.other)
@@ -158,14 +151,12 @@ def _outcome(cell: PlannedCell, result: GroupResult, interrupted: bool) -> _Foun
     failed = tuple(result.failures[n] for n in sorted(cell.batches) if n in result.failures)
     if failed:
         return decide(Facts(problems=failed)), None
-    shared = result.circumstances
-    if shared is None or not cell.batches <= result.generations.keys():
+    if result.run is None or not cell.batches <= result.generations.keys():
         why = "interrupted" if interrupted and not result.problem else result.problem
         return decide(Facts(problems=(f"not run: {why or 'the engine ended early'}",))), None
-    actual = _stamp(cell, result, shared)
+    actual = _stamp(group, cell, result, result.run)
     source = str(source_digest(cell.view.source))
-    if result.group.settings.engine == VLLM_SERVER:
-        actual = replace(actual, level=Level.SEEDED)
+    if group.settings.engine == VLLM_SERVER:
         return decide(facts_on_server(reference, actual, source)), actual
     return decide(facts_of(reference, actual, present_source=source)), actual
 
@@ -180,34 +171,31 @@ def _in_order(cell: PlannedCell, refusals: Mapping[tuple[int, int], str]) -> tup
     return tuple(found)
 
 
-def _stamp(cell: PlannedCell, result: GroupResult, shared: Circumstances) -> Stamp:
+def _stamp(group: EngineGroup, cell: PlannedCell, result: JobResult, run: Run) -> Stamp:
     """Return the stamp of the replayed calls, as the recorded session would have made it.
 
     Whether it goes beyond the self-test's reach follows from the batches that were run.
     """
-    reference, generations = cell.stamp, result.generations
-    batches = [result.group.batches[number].requests for number in sorted(cell.batches)]
-    calls = tuple(
-        Call(call.requests, _of_call(places, generations))
+    reference = cell.stamp
+    answered = {
+        number: Call(group.batches[number].requests, result.generations[number]).by_request()
+        for number in sorted(cell.batches)
+    }
+    calls = (
+        Call(
+            call.requests,
+            tuple(
+                replace(generation, prompt_index=index)
+                for index, place in enumerate(places)
+                for generation in answered[place.batch][place.index][1]
+            ),
+        )
         for call, places in zip(reference.calls, cell.places, strict=True)
     )
-    return replace(
-        reference,
-        model=shared.model,
-        fingerprint=shared.fingerprint,
-        fingerprint_digest=shared.fingerprint.digest,
-        calls=calls,
-        late=shared.late,
-        self_test=shared.self_test,
-        reach=shared.reach,
-        beyond_reach=goes_beyond(shared.reach, batches, shared.fingerprint),
-    )
-
-
-def _of_call(places: Sequence[Place], generations: _ByPlace) -> tuple[Generation, ...]:
-    """Return the generations of a recorded call, wherever its requests were run."""
-    return tuple(
-        replace(generation, prompt_index=number)
-        for number, place in enumerate(places)
-        for generation in generations[place.batch][place.index]
+    return assemble_stamp(
+        replace(run, root_seed=reference.root_seed),
+        calls,
+        name=reference.name,
+        source=reference.source,
+        batches=[group.batches[number].requests for number in answered],
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from jupyter_detllm.cache import SWITCH_VARIABLE
+from jupyter_detllm.controls.guard import child_environment
 from jupyter_detllm.core.levels import LEVEL_VARIABLE
 from jupyter_detllm.core.notebook import JsonObject, read_notebook
 from jupyter_detllm.core.policy import Policy
@@ -231,7 +231,7 @@ def _prepare(
         log=quiet_logger(),
     )
     # What verifies is generated, whatever a cell asks for.
-    environ = {**os.environ, SWITCH_VARIABLE: "off", **_recorded_level(notebook)}
+    environ = child_environment({SWITCH_VARIABLE: "off", **_recorded_level(notebook)})
     return _Run(node, client, manager, log, options, say, environ)
 
 

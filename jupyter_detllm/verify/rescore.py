@@ -16,15 +16,14 @@ from pathlib import Path
 from jupyter_detllm.core.evidence import NEAR_TIE
 from jupyter_detllm.core.generation import Generation, GenerationRequest, Sampling
 from jupyter_detllm.core.notebook import CellView, NotebookView
+from jupyter_detllm.core.stamp import Call
 from jupyter_detllm.core.verdict import model_differences
 from jupyter_detllm.engines.base import TokenScore
 from jupyter_detllm.models.adapter import adapters_among
 from jupyter_detllm.probes.platform import compute_platform
 from jupyter_detllm.verify.engine_settings import as_recorded
-from jupyter_detllm.verify.grouped import GroupResult, Runner, Watcher, carry_out, quiet_watcher
-from jupyter_detllm.verify.job import Scores, Task
+from jupyter_detllm.verify.job import JobResult, Runner, Scores, Task, Watcher, carry_out
 from jupyter_detllm.verify.plan import (
-    Batch,
     Key,
     Permissions,
     PlannedCell,
@@ -166,25 +165,23 @@ def rescore_paths(
     plan = plan_replay(views, choose, recorded=True)
     batches = (batch for group in plan.groups for batch in group.batches)
     check_total(map(_size, batches), allowed.max_tokens_total)
-    results, interrupted = carry_out(
-        plan, Task.SCORE, runner or child_runner(), watcher or quiet_watcher()
-    )
+    results, interrupted = carry_out(plan, Task.SCORE, runner or child_runner(), watcher)
     found = {
         cell.key: _cell(cell, result, interrupted)
-        for result in results
-        for cell in result.group.cells
+        for group, result in results
+        for cell in group.cells
     }
     for key, outcome in plan.settled.items():
         view = next(cell for cell in views[key.notebook] if cell.number == key.cell)
         found[key] = CellScores(view, reasons=outcome.reasons)
-    problems = tuple(result.problem for result in results if result.problem)
+    problems = tuple(result.problem for _, result in results if result.problem)
     books = (_notebook(i, path, view, found) for i, (path, view) in enumerate(notebooks))
     return Rescore(tuple(books), problems, interrupted)
 
 
-def _size(batch: Batch) -> int:
-    pairs = zip(batch.requests, batch.recorded, strict=True)
-    return sum(r.prompt_length + len(g.token_ids) for r, several in pairs for g in several)
+def _size(batch: Call) -> int:
+    lengths = [request.prompt_length for request in batch.requests]
+    return sum(lengths[g.prompt_index] + len(g.token_ids) for g in batch.generations)
 
 
 def _notebook(
@@ -199,7 +196,7 @@ def _notebook(
     return NotebookScores(path, cells, view.problems)
 
 
-def _cell(cell: PlannedCell, result: GroupResult, interrupted: bool) -> CellScores:
+def _cell(cell: PlannedCell, result: JobResult, interrupted: bool) -> CellScores:
     if result.other is not None:
         return CellScores(cell.view, reasons=model_differences(cell.stamp.model, result.other))
     scored: list[GenerationScores] = []

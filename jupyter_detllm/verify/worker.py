@@ -1,14 +1,13 @@
 """A job in a process of its own: controls set before Python starts, gone with its engine.
 
-``python -m jupyter_detllm.verify.worker`` reads one job, a line on stdin, and writes one line
-of JSON per event to stdout. Nothing else gets there: what libraries print goes to stderr. When
-stdin ends, whoever started it has gone, and so does it.
+``python -m jupyter_detllm.verify.worker`` reads one job from stdin and writes its events to
+stdout, as `jupyter_detllm.verify.job` defines both. Nothing else gets there: what libraries
+print goes to stderr. When stdin ends, whoever started it has gone, and so does it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -19,31 +18,41 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from jupyter_detllm.controls.guard import kernel_environment
-from jupyter_detllm.controls.ledger import MARKER
+import msgspec
+
+from jupyter_detllm.controls.guard import child_environment, kernel_environment
 from jupyter_detllm.core.options import ranks_of
 from jupyter_detllm.errors import DetLLMError, EngineError
-from jupyter_detllm.verify.job import Job, JsonListener, Listener, hear, job_json, read_job, run_job
+from jupyter_detllm.verify.job import (
+    Aborted,
+    Finished,
+    Job,
+    JobEvent,
+    Listener,
+    read_message,
+    run_job,
+    write_message,
+)
 from jupyter_detllm.verify.kernels import ended_how, last_lines
 
 __all__ = ["run_in_worker"]
 
-_PATIENCE = 20.0
+_SECONDS_TO_END = 20.0
 
 
 def run_in_worker(
     job: Job,
-    listener: Listener,
+    report: Listener,
     *,
     environ: Mapping[str, str] | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Run a job in a child process and tell `listener` what happens.
+    """Run a job in a child process and pass on what it reports.
 
     Parameters
     ----------
-    job, listener
-        What is done, and who hears of it.
+    job, report
+        What is done, and what takes its events.
     environ
         The child's variables; by default this process's, and the level's controls.
     timeout
@@ -58,13 +67,14 @@ def run_in_worker(
     """
     with tempfile.TemporaryDirectory(prefix="detllm-worker-") as folder:
         log = Path(folder) / "stderr.log"
-        variables = _environment(job) if environ is None else dict(environ)
-        with log.open("wb") as errors, _child(variables, errors) as process:
+        if environ is None:
+            environ = child_environment({}, controls=kernel_environment(job.spec.level))
+        with log.open("wb") as errors, _child(environ, errors) as process:
             with _limited(process, timeout) as expired:
-                done = _listen(process, job, listener)
+                done = _exchange(process, job, report)
             if done:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_PATIENCE)
+                    process.wait(_SECONDS_TO_END)
                 return
             code = process.wait()
         if expired.is_set():
@@ -73,16 +83,14 @@ def run_in_worker(
 
 
 @contextlib.contextmanager
-def _child(variables: dict[str, str], errors: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
+def _child(environ: Mapping[str, str], errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         # -P: nothing beside the notebook is imported.
         [sys.executable, "-P", "-m", "jupyter_detllm.verify.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
-        text=True,
-        encoding="utf-8",
-        env=variables,
+        env=environ,
         # The terminal's interrupt is ours to pass on, once.
         start_new_session=True,
     )
@@ -93,7 +101,7 @@ def _child(variables: dict[str, str], errors: IO[bytes]) -> Iterator[subprocess.
 
 
 @contextlib.contextmanager
-def _limited(process: subprocess.Popen[str], seconds: float | None) -> Iterator[threading.Event]:
+def _limited(process: subprocess.Popen[bytes], seconds: float | None) -> Iterator[threading.Event]:
     """Kill a child after so many seconds, and note it."""
     expired = threading.Event()
 
@@ -111,35 +119,31 @@ def _limited(process: subprocess.Popen[str], seconds: float | None) -> Iterator[
         timer.cancel()
 
 
-def _environment(job: Job) -> dict[str, str]:
-    """Return this process's variables and the controls; what the user has set stays."""
-    environ = dict(os.environ)
-    marked = (item.partition("=")[0] for item in environ.pop(MARKER, "").split())
-    for name in marked:
-        environ.pop(name, None)
-    return {**kernel_environment(job.spec.level), **environ}
-
-
-def _listen(process: subprocess.Popen[str], job: Job, listener: Listener) -> bool:
-    """Hear a child out; return whether it did all it had to do."""
+def _exchange(process: subprocess.Popen[bytes], job: Job, report: Listener) -> bool:
+    """Send a child its job and pass its events on; return whether it did all of it."""
     if process.stdin is None or process.stdout is None:
         raise AssertionError("both are pipes")
     # The pipe stays open: its end tells the child that we have gone.
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(job_json(job)) + "\n")
-        process.stdin.flush()
-    # A child that is killed can leave half a line.
-    return any(hear(line, listener) for line in process.stdout if line.endswith("\n"))
+        write_message(process.stdin, job)
+    events = msgspec.msgpack.Decoder(JobEvent)
+    while (event := read_message(process.stdout, events)) is not None:
+        if isinstance(event, Aborted):
+            raise EngineError(event.what, expected=event.expected, fix=event.fix)
+        report(event)
+        if isinstance(event, Finished):
+            return True
+    return False
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Interrupt a child that still runs, and what it started; then be rid of it."""
     if process.stdout is not None:
         process.stdout.close()
     if process.poll() is None:
         _signal(process, signal.SIGINT)
         try:
-            process.wait(_PATIENCE)
+            process.wait(_SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             _signal(process, signal.SIGKILL)
             process.wait()
@@ -148,7 +152,7 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.stdin.close()
 
 
-def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
@@ -159,20 +163,7 @@ def _death(code: int, log: Path) -> str:
     return f"{text}; its last lines: {lines}" if lines else text
 
 
-class _Teller(JsonListener):
-    """Tells the parent, and leaves the engine to the end of its process where that does."""
-
-    alone = False
-
-    def finished(self) -> None:
-        """Write that all is done, and end."""
-        super().finished()
-        if self.alone:
-            # Taking vLLM down in order takes seconds; the system takes all of it at once.
-            os._exit(0)
-
-
-def _is_alone(job: Job) -> bool:
+def _is_single_process(job: Job) -> bool:
     """Tell whether the engine has no process but this one."""
     return ranks_of(job.spec.options) == 1
 
@@ -185,27 +176,32 @@ def _leave_with_parent() -> None:
 
 
 def _main() -> int:
-    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", newline="\n")
+    channel = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-    def write(text: str) -> None:
-        channel.write(text)
-        channel.flush()
-
-    listener = _Teller(write)
     # A shell's background jobs ignore it, and so would we.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        job = read_job(json.loads(sys.stdin.readline()))
+        job = read_message(sys.stdin.buffer, msgspec.msgpack.Decoder(Job))
+        if job is None:
+            return 1
         threading.Thread(target=_leave_with_parent, daemon=True).start()
-        listener.alone = _is_alone(job)
-        run_job(job, listener)
+        run_job(job, _reporter(channel, single_process=_is_single_process(job)))
     except DetLLMError as error:
-        listener.error(error)
+        write_message(channel, Aborted(error.what, error.expected, error.fix))
         return 1
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
     return 0
+
+
+def _reporter(channel: IO[bytes], *, single_process: bool) -> Listener:
+    def report(event: JobEvent) -> None:
+        write_message(channel, event)
+        if single_process and isinstance(event, Finished):
+            # Taking vLLM down in order takes seconds; the system takes all of it at once.
+            os._exit(0)
+
+    return report
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,14 @@ import pytest
 
 import jupyter_detllm as det
 from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import KEY
 from jupyter_detllm.core.stamp import Stamp, source_digest
-from jupyter_detllm.verify.bisect import run_in_child
+from jupyter_detllm.engines.base import EngineSpec
+from jupyter_detllm.engines.start import Modifiers
+from jupyter_detllm.verify.bisect import Obstacle, run_in_child, stamp_of
+from jupyter_detllm.verify.bisect_plan import Conclusion
+from jupyter_detllm.verify.job import Job, Task, unanswered
 from tests.builders import promoted, stamped_cell, with_actual
 from tests.kernels import LOAD, errors, execute, text
 from tests.waiting import HANGS, until
@@ -150,36 +155,34 @@ def test_nothing_beside_the_notebook_is_imported(here: Path) -> None:
     assert not (here / "imported").exists()
 
 
-def job(stamp: Stamp, **options: FieldValue) -> Mapping[str, Any]:
-    return {
-        "engine": "fake",
-        "model": "fake",
-        "level": "repeatable",
-        "options": options,
-        "modifiers": {},
-        "stamp": stamp.to_json(),
-        "calls": [[0, 1]],
-    }
+def job(stamp: Stamp, **options: FieldValue) -> Job:
+    spec = EngineSpec("fake", Level.REPEATABLE, options, stamp.root_seed)
+    return Job(Task.GENERATE, "fake", spec, Modifiers(), stamp.model, unanswered(stamp.calls))
 
 
 def test_a_child_gives_the_recorded_tokens_in_the_callers_environment(here: Path) -> None:
     stamp = record()
-    run = run_in_child(job(stamp), {**os.environ, "OMP_NUM_THREADS": "3"}, HANGS)
-    assert run.stamp is not None, run.error
-    assert run.stamp.generation_digest == stamp.generation_digest
-    assert run.stamp.fingerprint is not None
-    assert run.stamp.fingerprint.values()["controls.OMP_NUM_THREADS"] == "3"
+    asked = job(stamp)
+    result = run_in_child(asked, {**os.environ, "OMP_NUM_THREADS": "3"}, HANGS)
+    made = stamp_of(asked, result, stamp)
+    assert isinstance(made, Stamp), made
+    assert made.generation_digest == stamp.generation_digest
+    assert made.fingerprint is not None
+    assert made.fingerprint.values()["controls.OMP_NUM_THREADS"] == "3"
 
 
 def test_another_model_is_found_by_its_digests(here: Path) -> None:
-    run = run_in_child(job(record(), weights="other"), os.environ, HANGS)
-    assert run.stamp is None
-    assert "the weights digest" in run.other_model
+    stamp = record()
+    asked = job(stamp, weights="other")
+    found = stamp_of(asked, run_in_child(asked, os.environ, HANGS), stamp)
+    assert isinstance(found, Obstacle)
+    assert found.finding is Conclusion.NOT_COMPARABLE
+    assert "the weights digest" in found.reason
 
 
 def test_a_run_that_takes_too_long_is_killed(here: Path) -> None:
-    run = run_in_child(job(record(), delay_ms=3_600_000), os.environ, 2)
-    assert run.error == "it took longer than 2 s"
+    result = run_in_child(job(record(), delay_ms=3_600_000), os.environ, 2)
+    assert result.problem == "it took longer than 2 s"
 
 
 def test_a_child_that_dies_is_told_with_its_last_lines(
@@ -190,9 +193,10 @@ def test_a_child_that_dies_is_told_with_its_last_lines(
         "os.kill(os.getpid(), 9)\n",
         encoding="utf-8",
     )
-    run = run_in_child(job(record()), {**os.environ, "PYTHONPATH": str(here)}, HANGS)
-    assert "SIGKILL" in run.error
-    assert "the last words" in run.error
+    result = run_in_child(job(record()), {**os.environ, "PYTHONPATH": str(here)}, HANGS)
+    assert result.problem is not None
+    assert "SIGKILL" in result.problem
+    assert "the last words" in result.problem
 
 
 def children_of(pid: int) -> list[int]:

@@ -22,8 +22,7 @@ import pytest
 from jupyter_detllm.cli import main
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.errors import DetLLMError
-from jupyter_detllm.verify.grouped import Runner
-from jupyter_detllm.verify.job import Job, Listener
+from jupyter_detllm.verify.job import Job, Listener, Runner
 from jupyter_detllm.verify.replay import replay_paths
 from jupyter_detllm.verify.rescore import rescore_paths
 from jupyter_detllm.verify.service import check_paths
@@ -48,7 +47,7 @@ TRUE = {
 """Sources with the content that they were stamped with."""
 
 
-def nothing(job: Job, listener: Listener) -> None:
+def nothing(job: Job, report: Listener) -> None:
     """Run no job: what is planned for a damaged notebook is what is looked at."""
     raise DetLLMError("no engine here")
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,16 @@ from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
 from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.errors import EngineError
-from jupyter_detllm.verify.job import Job, JobBatch, Task
+from jupyter_detllm.verify.job import (
+    Finished,
+    Generated,
+    Job,
+    JobEvent,
+    JobResult,
+    Started,
+    Task,
+    unanswered,
+)
 from jupyter_detllm.verify.replay import replay_paths
 from jupyter_detllm.verify.worker import run_in_worker
 from tests.builders import cell, notebook
@@ -142,53 +150,43 @@ def reforged(data: dict[str, Any]) -> dict[str, Any]:
 def job(options: dict[str, Any] | None = None, level: Level = Level.REPEATABLE) -> Job:
     sampling = SamplingOptions(max_tokens=8)
     stamp = run("a", sampling=sampling).stamp()
-    batches = (JobBatch(stamp.calls[0].requests),)
+    batches = unanswered(stamp.calls)
     spec = EngineSpec("demo", level, options or {})
     return Job(Task.GENERATE, "fake", spec, Modifiers(), stamp.model, batches)
 
 
-class Heard:
-    """A listener that keeps what it is told, and may do something about it."""
-
-    def __init__(self, act: Callable[[str], None] = lambda name: None) -> None:
-        self.events: dict[str, tuple[Any, ...]] = {}
-        self._act = act
-
-    def __getattr__(self, name: str) -> Any:
-        def heard(*values: Any) -> None:
-            self.events[name] = values
-            self._act(name)
-
-        return heard
+def ignored(event: JobEvent) -> None:
+    """Take an event and do nothing."""
 
 
 def test_nothing_is_late_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("JUPYTER_DETLLM_SET", raising=False)
     before = dict(os.environ)
-    heard = Heard()
-    run_in_worker(job(), heard)  # type: ignore[arg-type]
-    (shared,) = heard.events["started"]
-    assert shared.late == ()
-    assert shared.fingerprint.numerics["controls.OMP_NUM_THREADS"] == "3"  # the user's stays
+    result = JobResult()
+    run_in_worker(job(), result.note)
+    assert result.run is not None
+    assert result.run.late == ()
+    controls = result.run.fingerprint.numerics
+    assert controls["controls.OMP_NUM_THREADS"] == "3"  # the user's stays
     assert dict(os.environ) == before
 
 
 def test_an_engine_of_several_processes_is_shut_down_in_order() -> None:
     before = set(children())  # another test's library may keep a process, as pools do
-    heard = Heard()
-    run_in_worker(job({"tensor_parallel_size": 2}), heard)  # type: ignore[arg-type]
-    assert {"generated", "finished"} <= heard.events.keys()
+    events: list[JobEvent] = []
+    run_in_worker(job({"tensor_parallel_size": 2}), events.append)
+    assert {Generated, Finished} <= set(map(type, events))
     assert set(children()) <= before
 
 
 def test_an_engine_that_does_not_start_is_one_line() -> None:
     with pytest.raises(EngineError, match="did not start: fail_start was asked for"):
-        run_in_worker(job({"fail_start": True}), Heard())  # type: ignore[arg-type]
+        run_in_worker(job({"fail_start": True}), ignored)
 
 
 def test_the_level_invariant_runs_in_a_worker() -> None:
-    run_in_worker(job(level=Level.INVARIANT), Heard())  # type: ignore[arg-type]
+    run_in_worker(job(level=Level.INVARIANT), ignored)
 
 
 def children() -> list[int]:
@@ -200,13 +198,13 @@ def children() -> list[int]:
 def test_a_killed_worker_is_reported() -> None:
     before = set(children())
 
-    def kill(name: str) -> None:
-        if name == "started":
+    def kill(event: JobEvent) -> None:
+        if isinstance(event, Started):
             (pid,) = set(children()) - before
             os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(EngineError, match=r"process died \(signal 9, SIGKILL, often for lack"):
-        run_in_worker(job({"delay_ms": 3_600_000}), Heard(kill))  # type: ignore[arg-type]
+        run_in_worker(job({"delay_ms": 3_600_000}), kill)
     assert set(children()) == before
 
 
@@ -224,13 +222,14 @@ def test_an_interrupt_prints_what_is_done_and_ends_with_130(
     script = (
         "import sys\n"
         "from jupyter_detllm.engines import fake\n"
-        "from jupyter_detllm.verify import worker, job as jobs\n"
+        "import msgspec\n"
+        "from jupyter_detllm.verify import worker\n"
         "from dataclasses import replace\n"
-        "real = worker.job_json\n"
-        "def slow(job):\n"
+        "real = worker.write_message\n"
+        "def slow(stream, job):\n"
         "    spec = replace(job.spec, options={**job.spec.options, 'delay_ms': 50})\n"
-        "    return real(replace(job, spec=spec))\n"
-        "worker.job_json = slow\n"
+        "    real(stream, msgspec.structs.replace(job, spec=spec))\n"
+        "worker.write_message = slow\n"
         "from jupyter_detllm.cli import _output\n"
         "advance = _output.ProgressBar.advance\n"
         "def told(bar, tokens, total):\n"

@@ -21,7 +21,7 @@ from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.engines.start import environment_fingerprint
 from jupyter_detllm.engines.vllm.engine import VLLMOfflineEngine
 from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell
-from jupyter_detllm.verify.bisect_plan import Finding
+from jupyter_detllm.verify.bisect_plan import Conclusion
 from tests.bisecting import SOURCE, book
 from tests.waiting import HANGS
 
@@ -60,7 +60,7 @@ def test_alone_instead_of_batched_is_named(
     cell = read_notebook(book(alone, together)).cells[0]
     report = bisect_cell("a.ipynb", cell, BisectOptions(Policy.parse("bitwise"), timeout=HANGS))
 
-    assert report.finding is Finding.CAUSE, report
+    assert report.finding is Conclusion.CAUSE, report
     assert report.repeatable is True
     assert [cause.name for cause in report.causes] == [
         "engine.batch as recorded (3 requests together in 3 calls)"

@@ -29,11 +29,11 @@ from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import EngineError, GenerationInterrupted, StampError, UsageError
 from jupyter_detllm.kernel.caching import _store
-from jupyter_detllm.kernel.cells import Ending, RunningCells
+from jupyter_detllm.kernel.cells import CellEnd, RunningCells
 from jupyter_detllm.kernel.display import stamp_line
-from jupyter_detllm.kernel.prompts import Ask, CacheUse
+from jupyter_detllm.kernel.prompts import CacheUse, GenerateCall
 from jupyter_detllm.kernel.session import Session, Settings
-from jupyter_detllm.kernel.stamping import Emitted, Recorder
+from jupyter_detllm.kernel.stamping import Recorder, StampRecord
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.render.cell import stamp_html
 from tests.builders import with_fields
@@ -79,11 +79,11 @@ class Counted(Session):
         engine.generate = counted
 
     def ask(self, *prompts: str, use: CacheUse | None = USE, **more: Any) -> list[str]:
-        asked = Ask(tuple(map(Prompt.chat, prompts)), SAMPLED, cache=use, **more)
+        asked = GenerateCall(tuple(map(Prompt.chat, prompts)), SAMPLED, cache=use, **more)
         return [g.text for g in self.run(asked, self.prepare(asked)).generations]
 
-    def close_cell(self) -> Emitted:
-        emitted = self.recorder.close(Ending(None, "x", None, success=True))
+    def close_cell(self) -> StampRecord:
+        emitted = self.recorder.close(CellEnd(None, "x", None, success=True))
         assert emitted is not None
         return emitted
 
@@ -178,7 +178,7 @@ def test_a_damaged_result_is_dropped_and_generated_again() -> None:
 
 def test_nothing_that_was_not_written_is_read() -> None:
     session = Counted()
-    asked = Ask((Prompt.chat("a"), Prompt.chat("b")), SAMPLED)
+    asked = GenerateCall((Prompt.chat("a"), Prompt.chat("b")), SAMPLED)
     requests = session.prepare(asked)
     generations = session.run(asked, requests).generations
     key = digest_of("key")
@@ -347,7 +347,7 @@ def test_an_interrupt_leaves_the_claim_and_no_stamp() -> None:
     session.change = interrupt
     with pytest.raises(GenerationInterrupted):
         session.ask("a")
-    assert session.recorder.close(Ending(None, "x", None, success=True)) is None
+    assert session.recorder.close(CellEnd(None, "x", None, success=True)) is None
     session.change = lambda generation: generation
     session.ask("a")
     assert session.calls == [1, 1]

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.controls.environ import Event, Modifier, control_named
-from jupyter_detllm.controls.guard import apply, kernel_environment, observed_events
+from jupyter_detllm.controls.guard import (
+    apply,
+    child_environment,
+    kernel_environment,
+    observed_events,
+)
 from jupyter_detllm.controls.ledger import (
     MARKER,
     UNKNOWN,
@@ -16,6 +21,7 @@ from jupyter_detllm.controls.ledger import (
     ControlReport,
     ControlState,
 )
+from jupyter_detllm.controls.seeding import SEED_VARIABLE
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.probes.platform import Platform
@@ -372,3 +378,26 @@ def test_ranks_of_a_second_engine_read_what_the_first_never_did() -> None:
     assert environ["NCCL_NVLS_ENABLE"] == "0"
     running = of_ranks({}, 2, engine_started=True)
     assert state_of(running, "NCCL_NVLS_ENABLE") is ControlState.LATE
+
+
+def test_a_child_gets_the_users_variables_without_ours() -> None:
+    environ = {
+        "PATH": "/bin",
+        "MKL_CBWR": "COMPATIBLE",
+        "OMP_NUM_THREADS": "2",
+        MARKER: "OMP_NUM_THREADS=2 VLLM_ENABLE_V1_MULTIPROCESSING=0",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        SEED_VARIABLE: "7",
+        "LD_PRELOAD": "/x/libtcmalloc.so",
+    }
+    changes, controls = {"MKL_CBWR": None, "A": "1"}, {"PYTHONHASHSEED": "0", "PATH": "/other"}
+    found = child_environment(changes, controls=controls, environ=environ, initial={"PATH": "/bin"})
+    assert found == {"PATH": "/bin", "A": "1", "PYTHONHASHSEED": "0"}
+    preloaded = {"LD_PRELOAD": "/x/libtcmalloc.so"}
+    kept = child_environment(changes, controls={}, environ=environ, initial=preloaded)
+    assert kept["LD_PRELOAD"] == "/x/libtcmalloc.so"
+
+
+def test_a_child_without_controls_of_its_own_gets_this_process_as_it_is() -> None:
+    environ = {"A": "1", "B": "2", MARKER: "A=1"}
+    assert child_environment({"B": None}, environ=environ) == {"A": "1", MARKER: "A=1"}

@@ -12,7 +12,6 @@ import jsonschema
 import pytest
 
 from jupyter_detllm.cli import main
-from jupyter_detllm.core.compare import goes_beyond
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest, Prompt, ResolvedPrompt, Sampling
 from jupyter_detllm.core.generation import build_requests as requests_of
@@ -20,12 +19,12 @@ from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.notebook import read_notebook
 from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.promotion import Update, promote
-from jupyter_detllm.core.stamp import Stamp, content_digest
+from jupyter_detllm.core.stamp import Stamp, content_digest, goes_beyond
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import StampError
-from jupyter_detllm.kernel.prompts import Ask
+from jupyter_detllm.kernel.prompts import GenerateCall
 from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.render import FORMATS, render_report
@@ -111,7 +110,7 @@ def generated(max_tokens: int, **options: Any) -> Stamp:
     session = Session()
     session.use("fake", options, Settings(seed=7))
     try:
-        ask = Ask((Prompt.chat("Hello"),), SamplingOptions(max_tokens=max_tokens))
+        ask = GenerateCall((Prompt.chat("Hello"),), SamplingOptions(max_tokens=max_tokens))
         session.run(ask, session.prepare(ask))
         made = session.recorder.open().stamp(SOURCE)
         assert made is not None
@@ -141,7 +140,7 @@ def test_at_another_level_there_is_no_reach() -> None:
     session = Session()
     settings = Settings(seed=7, level=Level.REPEATABLE, level_asked=True)
     session.use("fake", {}, settings)
-    ask = Ask((Prompt.chat("Hello"),), SamplingOptions(max_tokens=4))
+    ask = GenerateCall((Prompt.chat("Hello"),), SamplingOptions(max_tokens=4))
     session.run(ask, session.prepare(ask))
     made = session.recorder.open().stamp(SOURCE)
     session.release()

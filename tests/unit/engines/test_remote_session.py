@@ -15,7 +15,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import EngineError, InvarianceError
 from jupyter_detllm.kernel.commands import VERBS
-from jupyter_detllm.kernel.prompts import Ask
+from jupyter_detllm.kernel.prompts import GenerateCall
 from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.kernel.status import engine_text, status_text
 from tests.fake_server import FakeServer, Fault, serving
@@ -63,7 +63,7 @@ def used(server: FakeServer, settings: Settings | None = None, **options: Any) -
 
 
 def answered(session: Session, options: SamplingOptions = OPTIONS) -> Any:
-    ask = Ask((Prompt.chat("Hello"),), options)
+    ask = GenerateCall((Prompt.chat("Hello"),), options)
     result = session.run(ask, session.prepare(ask))
     return session.recorder.open(), result
 

@@ -7,6 +7,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import ExpectationError, GenerationInterrupted, UsageError
 from jupyter_detllm.expect import expectation
 from jupyter_detllm.expect.expectation import MAX_PATTERN, expectation_of, from_line, mismatches
-from jupyter_detllm.kernel.cells import Ending, RunningCells
-from jupyter_detllm.kernel.expecting import Expect, OnMismatch, generate_expected
-from jupyter_detllm.kernel.prompts import Ask
+from jupyter_detllm.kernel.cells import CellEnd, RunningCells
+from jupyter_detllm.kernel.expecting import Expect, OnMismatch
+from jupyter_detllm.kernel.prompts import GenerateCall
 from jupyter_detllm.kernel.session import Session, Settings
 from jupyter_detllm.kernel.stamping import Recorder
 from tests.fakes import forget_seed
@@ -189,8 +190,8 @@ def judged(monkeypatch: pytest.MonkeyPatch, judge: Judge) -> list[Sequence[str]]
 
 def run(session: Session, *prompts: str, tries: int = 3, **more: Any) -> Any:
     options = more.pop("options", SAMPLED)
-    ask = Ask(tuple(map(Prompt.chat, prompts)), options=options, **more)
-    return generate_expected(session, ask, session.prepare(ask), Expect.of("x", tries, "warn"))
+    ask = GenerateCall(tuple(map(Prompt.chat, prompts)), options=options, **more)
+    return session.generate(ask, session.prepare(ask), Expect.of("x", tries, "warn"))
 
 
 def test_only_what_is_not_as_expected_is_tried_again(
@@ -203,8 +204,8 @@ def test_only_what_is_not_as_expected_is_tried_again(
     texts = [g.text for g in found.generations]
     assert texts == [seen[0][0], seen[2][0], seen[1][1]]
     assert [g.prompt_index for g in found.generations] == [0, 1, 2]
-    assert found.problem == ""
-    emitted = session.recorder.close(Ending(None, "source", None, True))
+    assert found.problem is None
+    emitted = session.recorder.close(CellEnd(None, "source", None, True))
     assert emitted is not None
     calls = read_stamp(dict(emitted.stored)).calls
     attempts = [call.attempt for call in calls]
@@ -223,7 +224,7 @@ def test_a_try_moves_no_seed_of_another_call(
     run(session, "same", "other")
     after = run(session, "same")
     second = [g.text for g in after.generations]
-    session.recorder.close(Ending(None, "", None, True))
+    session.recorder.close(CellEnd(None, "", None, True))
     judged(monkeypatch, lambda number, _: {})
     run(session, "same", "other")
     assert [g.text for g in run(session, "same").generations] == second
@@ -234,17 +235,18 @@ def test_after_the_last_try_it_is_said_what_is_left(
 ) -> None:
     judged(monkeypatch, lambda number, texts: {len(texts) - 1: "no match"})
     found = run(session, "one", "two", tries=2, n=2)
-    assert found.problem == (
+    assert found.problem is not None
+    assert found.problem.what == (
         "1 of 4 texts are not as expected after 2 tries (prompt 2/2, completion 2/2: no match)"
     )
     warned: list[str] = []
     found.settle(warned.append)
-    assert warned == [found.problem]
-    session.recorder.close(Ending(None, "", None, True))
+    assert warned == [found.problem.what]
+    session.recorder.close(CellEnd(None, "", None, True))
     failing = Expect.of("x", 2, "error")
-    ask = Ask((Prompt.chat("one"),), options=SAMPLED)
+    ask = GenerateCall((Prompt.chat("one"),), options=SAMPLED)
     with pytest.raises(ExpectationError, match="more --tries"):
-        generate_expected(session, ask, session.prepare(ask), failing).settle(warned.append)
+        session.generate(ask, session.prepare(ask), failing).settle(warned.append)
 
 
 @pytest.mark.parametrize(
@@ -257,10 +259,10 @@ def test_what_is_not_sampled_is_not_tried_again(
     seen = judged(monkeypatch, lambda number, texts: {0: "no match"})
     found = run(session, "one", tries=9, options=options)
     assert len(seen) == 1
-    assert found.problem.endswith("another try would give the same text")
+    assert found.problem.what.endswith("another try would give the same text")
     with pytest.raises(ExpectationError, match="--temperature"):
-        type(found)(found.generations, found.problem, OnMismatch.ERROR, fixed=True).settle(print)
-    emitted = session.recorder.close(Ending(None, "", None, True))
+        replace(found, only_warn=False).settle(pytest.fail)
+    emitted = session.recorder.close(CellEnd(None, "", None, True))
     assert emitted is not None
     attempt = emitted.stamp.calls[0].attempt
     assert attempt is not None
@@ -276,17 +278,17 @@ def test_an_interrupted_check_leaves_no_stamp(
     judged(monkeypatch, interrupted)
     with pytest.raises(GenerationInterrupted):
         run(session, "one")
-    assert session.recorder.close(Ending(None, "", None, True)) is None
+    assert session.recorder.close(CellEnd(None, "", None, True)) is None
 
 
 def test_without_an_expectation_nothing_is_checked(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = judged(monkeypatch, lambda number, texts: {0: "no"})
-    ask = Ask((Prompt.chat("one"),), options=SAMPLED)
-    found = generate_expected(session, ask, session.prepare(ask))
+    ask = GenerateCall((Prompt.chat("one"),), options=SAMPLED)
+    found = session.generate(ask, session.prepare(ask))
     found.settle(pytest.fail)
     assert not seen
-    emitted = session.recorder.close(Ending(None, "", None, True))
+    emitted = session.recorder.close(CellEnd(None, "", None, True))
     assert emitted is not None
     assert emitted.stamp.calls[0].attempt is None

@@ -11,7 +11,7 @@ import pytest
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import RequestError
-from jupyter_detllm.kernel.prompts import Ask, checked_ask
+from jupyter_detllm.kernel.prompts import GenerateCall, checked_call
 
 PROMPTS = (Prompt.chat("Hello."),)
 
@@ -32,7 +32,7 @@ PROMPTS = (Prompt.chat("Hello."),)
 )
 def test_another_type_is_one_clear_line(more: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        checked_ask(Ask(PROMPTS, **more))  # type: ignore[arg-type]
+        checked_call(GenerateCall(PROMPTS, **more))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_another_type_is_one_clear_line(more: dict[str, object], message: str) -
 )
 def test_another_value_is_one_clear_line(option: str, value: object, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        checked_ask(Ask(PROMPTS, SamplingOptions(**{option: value})))  # type: ignore[arg-type]
+        checked_call(GenerateCall(PROMPTS, SamplingOptions(**{option: value})))  # type: ignore[arg-type]
 
 
 def test_numbers_of_other_kinds_become_pythons() -> None:
@@ -67,7 +67,7 @@ def test_numbers_of_other_kinds_become_pythons() -> None:
         length_penalty=Fraction(1, 2),  # type: ignore[arg-type]
         stop=("a", "é"),
     )
-    asked = checked_ask(Ask(PROMPTS, options, "a.b-1", np.int32(2), np.uint64(9)))  # type: ignore[arg-type]
+    asked = checked_call(GenerateCall(PROMPTS, options, "a.b-1", np.int32(2), np.uint64(9)))  # type: ignore[arg-type]
     found = asked.options
     values = [found.temperature, found.top_p, found.max_tokens, found.length_penalty]
     assert values == [0.5, 1.0, 7, 0.5]

@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel.cells import RunningCells
-from jupyter_detllm.kernel.stamping import Emitted, Ledger
+from jupyter_detllm.kernel.stamping import Ledger, StampRecord
 from tests.fakes import Run
 
 
@@ -77,9 +77,9 @@ def test_another_request_means_that_an_end_was_lost() -> None:
     assert running.outermost is second
 
 
-def emitted(name: str, cell_id: str | None = None, **more: Any) -> Emitted:
+def emitted(name: str, cell_id: str | None = None, **more: Any) -> StampRecord:
     stamp = Run(name=name, **more).stamp()
-    return Emitted(stamp, stamp.to_json(), {"run_id": "r"}, cell_id, 0)
+    return StampRecord(stamp, stamp.to_json(), {"run_id": "r"}, cell_id, 0)
 
 
 def test_running_a_cell_again_replaces_its_entry() -> None:

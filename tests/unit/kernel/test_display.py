@@ -21,7 +21,7 @@ from jupyter_detllm.kernel.display import (
     show_text,
     stamp_line,
 )
-from jupyter_detllm.kernel.stamping import Emitted
+from jupyter_detllm.kernel.stamping import StampRecord
 from tests.fakes import Run
 
 
@@ -180,8 +180,8 @@ def test_the_stamp_line_is_the_same_for_the_same_content() -> None:
     assert stamp_line(other) != line
 
 
-def emitted(stamp: Stamp, **stored: Any) -> Emitted:
-    return Emitted(stamp, {**stamp.to_json(), **stored}, {"run_id": "r"}, None, 1)
+def emitted(stamp: Stamp, **stored: Any) -> StampRecord:
+    return StampRecord(stamp, {**stamp.to_json(), **stored}, {"run_id": "r"}, None, 1)
 
 
 def test_a_stamp_is_metadata_and_its_line_is_escaped() -> None:

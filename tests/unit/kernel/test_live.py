@@ -16,7 +16,7 @@ from jupyter_detllm.core.notebook import KEY
 from jupyter_detllm.core.stamp import Stamp, reference_json
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.kernel.live import LiveResult, compare_live, verdict_line
-from jupyter_detllm.kernel.stamping import Emitted, Ledger
+from jupyter_detllm.kernel.stamping import Ledger, StampRecord
 from jupyter_detllm.render.visible import visible
 from tests.builders import generation, make_stamp
 from tests.hostile import HOSTILE
@@ -44,7 +44,7 @@ def compare(
     store_prompt: bool = True,
 ) -> LiveResult | None:
     stored = actual.to_json(store_prompt=store_prompt)
-    return compare_live(stored, {"run_id": "now"}, source, metadata, known or {})
+    return compare_live(actual, stored, source, metadata, known or {})
 
 
 def against(reference: Stamp, actual: Stamp, **options: Any) -> LiveResult:
@@ -154,7 +154,7 @@ def test_unknown_fields_are_not_claimed() -> None:
 def test_fields_are_named_where_this_kernel_has_stamped_under_them() -> None:
     recorded = stamp("One text.", fields={"engine.dtype": "float32", "torch.threads": 1})
     ledger = Ledger()
-    ledger.add(Emitted(recorded, recorded.to_json(), {}, "c", 0))
+    ledger.add(StampRecord(recorded, recorded.to_json(), {}, "c", 0))
     found = against(recorded, stamp("Two texts."), known=ledger.fingerprints)
     assert found.line().endswith("engine.dtype: float32 -> bfloat16 and 1 more")
     assert comparison(found)["fingerprint"] == "differs"
@@ -169,7 +169,7 @@ def test_the_ledger_keeps_few_fingerprints() -> None:
     ledger = Ledger()
     for threads in range(40):
         made = stamp(fields={"torch.threads": threads})
-        ledger.add(Emitted(made, made.to_json(), {}, "c", 0))
+        ledger.add(StampRecord(made, made.to_json(), {}, "c", 0))
     assert len(ledger.fingerprints) == 16
     assert str(made.fingerprint_digest) in ledger.fingerprints
 
@@ -193,7 +193,7 @@ def test_a_changed_source_is_stale_and_another_level_not_comparable() -> None:
 def test_what_the_widget_accepted_is_recorded() -> None:
     ledger = Ledger()
     made = stamp()
-    ledger.add(Emitted(made, made.to_json(), {}, "c", 0))
+    ledger.add(StampRecord(made, made.to_json(), {}, "c", 0))
     digest = made.generation_digest.short
     ledger.mark_recorded([("d", digest), ("c", "0" * 12)])
     assert verdict_line(ledger.entries()[0].live) == "not compared"

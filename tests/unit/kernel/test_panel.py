@@ -29,7 +29,7 @@ from jupyter_detllm.kernel.panel import (
     panel_text,
 )
 from jupyter_detllm.kernel.session import Session, Settings
-from jupyter_detllm.kernel.stamping import Emitted
+from jupyter_detllm.kernel.stamping import StampRecord
 from tests.fakes import Run, forget_seed
 from tests.hostile import HOSTILE
 
@@ -52,8 +52,8 @@ def session() -> Session:
     made = Session()
     made.use("fake", {}, Settings(seed=7, level=Level.REPEATABLE))
     one, two = Run(name="haiku").stamp(), Run(name="").stamp()
-    made.ledger.add(Emitted(one, one.to_json(), {"run_id": "r"}, "cell-1", 0, live=RECORDED))
-    made.ledger.add(Emitted(two, two.to_json(), {"run_id": "s"}, None, 0))
+    made.ledger.add(StampRecord(one, one.to_json(), {"run_id": "r"}, "cell-1", 0, live=RECORDED))
+    made.ledger.add(StampRecord(two, two.to_json(), {"run_id": "s"}, None, 0))
     return made
 
 
@@ -155,7 +155,7 @@ def test_nothing_in_the_content_is_markup(text: str) -> None:
 def test_the_session_escapes_what_it_shows(session: Session) -> None:
     hostile = Run(name="x").stamp()
     hostile = replace(hostile, name="\x1b[31m</pre><script>\u202e")
-    session.ledger.add(Emitted(hostile, hostile.to_json(), {}, "<i>", 0))
+    session.ledger.add(StampRecord(hostile, hostile.to_json(), {}, "<i>", 0))
     shown = content_of(session).cells[-1].label
     assert shown == "\\x1b[31m</pre><script>\\u202e"
 
@@ -198,7 +198,7 @@ def test_a_cell_has_one_panel(opened: Session) -> None:
 def test_panels_follow_the_ledger_and_what_was_accepted(opened: Session) -> None:
     widget, _ = view(opened, "cell-1")
     stamp = Run(name="more").stamp()
-    opened.ledger.add(Emitted(stamp, stamp.to_json(), {}, "cell-9", 0))
+    opened.ledger.add(StampRecord(stamp, stamp.to_json(), {}, "cell-9", 0))
     panels.refresh_panels(opened)
     assert [cell["label"] for cell in widget.data["cells"]] == ["haiku", "#2", "more"]
     cells = [["cell-9", stamp.generation_digest.short], 3, ["x" * 65, "x"], ["x", []], ["x"]]

@@ -23,10 +23,10 @@ from jupyter_detllm.errors import (
     RequestError,
     UsageError,
 )
-from jupyter_detllm.kernel.cells import Ending, RunningCells
-from jupyter_detllm.kernel.prompts import Ask
+from jupyter_detllm.kernel.cells import CellEnd, RunningCells
+from jupyter_detllm.kernel.prompts import GenerateCall
 from jupyter_detllm.kernel.session import Session, Settings
-from jupyter_detllm.kernel.stamping import Emitted, Recorder
+from jupyter_detllm.kernel.stamping import Recorder, StampRecord
 from jupyter_detllm.probes.process import home_and_user
 from tests.fakes import forget_seed
 
@@ -54,17 +54,17 @@ def session() -> Session:
     return made
 
 
-def ask(*prompts: str, options: SamplingOptions = GREEDY, **more: object) -> Ask:
-    return Ask(tuple(Prompt.chat(p) for p in prompts), options, **more)  # type: ignore[arg-type]
+def ask(*prompts: str, options: SamplingOptions = GREEDY, **more: object) -> GenerateCall:
+    return GenerateCall(tuple(Prompt.chat(p) for p in prompts), options, **more)  # type: ignore[arg-type]
 
 
-def generate(session: Session, asked: Ask) -> list[str]:
+def generate(session: Session, asked: GenerateCall) -> list[str]:
     result = session.run(asked, session.prepare(asked))
     return [generation.text for generation in result.generations]
 
 
-def close(session: Session, source: str = "x", **more: object) -> Emitted | None:
-    ending = Ending(None, source, None, success=True)._replace(**more)  # type: ignore[arg-type]
+def close(session: Session, source: str = "x", **more: object) -> StampRecord | None:
+    ending = CellEnd(None, source, None, success=True)._replace(**more)  # type: ignore[arg-type]
     return session.recorder.close(ending)
 
 
@@ -194,8 +194,9 @@ def test_the_stamp_holds_what_was_asked_and_generated(session: Session) -> None:
     assert fingerprint is not None
     assert "engine.dtype" in fingerprint.numerics
     assert any(name.startswith("controls.") for name in fingerprint.numerics)
-    assert fingerprint.identity["model.weights"] == str(stamp.model.weights)
-    assert read_stamp(stamp.to_json()).digest == stamp.digest
+    assert stamp.environment is not None
+    assert stamp.environment.identity["model.weights"] == str(stamp.model.weights)
+    assert read_stamp(stamp.to_json()) == stamp
 
 
 def test_derived_seeds_depend_on_root_name_prompt_and_occurrence(session: Session) -> None:
@@ -347,7 +348,7 @@ def test_greedy_with_several_completions_is_refused(session: Session) -> None:
 
 
 def test_token_prompts(session: Session) -> None:
-    asked = Ask((Prompt(PromptKind.TOKENS, token_ids=(5, 6, 7)),), GREEDY)
+    asked = GenerateCall((Prompt(PromptKind.TOKENS, token_ids=(5, 6, 7)),), GREEDY)
     assert session.prepare(asked)[0].token_ids == (5, 6, 7)
 
 

@@ -17,7 +17,7 @@ from jupyter_detllm.engines.base import EngineSpec, ShutdownReport
 from jupyter_detllm.kernel import commands
 from jupyter_detllm.kernel.live import RECORDED
 from jupyter_detllm.kernel.session import Session, Settings
-from jupyter_detllm.kernel.stamping import Emitted
+from jupyter_detllm.kernel.stamping import StampRecord
 from jupyter_detllm.kernel.status import release_text, setup_text, stamps_text, status_text
 from jupyter_detllm.probes.process import home_and_user
 from tests.fakes import Run, forget_seed
@@ -98,8 +98,8 @@ def test_secret_options_and_the_home_are_not_shown(monkeypatch: pytest.MonkeyPat
 def test_stamped_cells_are_listed_in_order_with_their_digests() -> None:
     session = Session()
     one, two = Run(name="haiku").stamp(), Run(name="").stamp()
-    session.ledger.add(Emitted(one, one.to_json(), {"run_id": "r"}, None, 0))
-    session.ledger.add(Emitted(two, two.to_json(), {"run_id": "s"}, "c", 0, live=RECORDED))
+    session.ledger.add(StampRecord(one, one.to_json(), {"run_id": "r"}, None, 0))
+    session.ledger.add(StampRecord(two, two.to_json(), {"run_id": "s"}, "c", 0, live=RECORDED))
     head, first, second = stamps_text(session.ledger).splitlines()
     assert head == "stamped cells"
     assert first.split()[:2] == ["haiku", one.generation_digest.short]
@@ -115,7 +115,7 @@ def test_what_is_sent_to_be_put_back_has_a_bound_and_starts_with_the_latest(
     for number in range(4):
         stamp = Run(name=f"c{number}").stamp()
         cell_id = None if number == 0 else f"id{number}"
-        entries.append(Emitted(stamp, stamp.to_json(), {"run_id": "r"}, cell_id, number))
+        entries.append(StampRecord(stamp, stamp.to_json(), {"run_id": "r"}, cell_id, number))
     content, left_out = commands.ledger_content(entries)
     assert [cell["cell_id"] for cell in content["cells"]] == ["id3", "id2", "id1"]
     assert left_out == []

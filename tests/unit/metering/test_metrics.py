@@ -39,12 +39,12 @@ from jupyter_detllm.engines.vllm.steps import (
     with_own_timings,
 )
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.kernel.cells import Ending, RunningCells
+from jupyter_detllm.kernel.cells import CellEnd, RunningCells
 from jupyter_detllm.kernel.commands import VERBS, set_thresholds, watch
 from jupyter_detllm.kernel.config import DetLLM
-from jupyter_detllm.kernel.prompts import Ask, CacheUse
-from jupyter_detllm.kernel.session import Session, Settings, keep
-from jupyter_detllm.kernel.stamping import Emitted, Recorder
+from jupyter_detllm.kernel.prompts import CacheUse, GenerateCall
+from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.stamping import Recorder, StampRecord
 from jupyter_detllm.metering import measures
 from jupyter_detllm.metering.measures import (
     CellMetrics,
@@ -272,13 +272,13 @@ def test_the_result_cache_reports(
     session = Session()
     session.recorder = Recorder(RunningCells())
     session.use("fake", {}, Settings(level=Level.REPEATABLE))
-    ask = Ask((Prompt.chat("Hello"),), SamplingOptions(max_tokens=4), cache=CacheUse())
+    ask = GenerateCall((Prompt.chat("Hello"),), SamplingOptions(max_tokens=4), cache=CacheUse())
     for use in (CacheUse(), CacheUse(), CacheUse(sample=1.0)):
         asked = replace(ask, cache=use)
         session.run(asked, session.prepare(asked))
-        emitted = session.recorder.close(Ending(None, "x", None, True))
+        emitted = session.recorder.close(CellEnd(None, "x", None, True))
         assert emitted is not None
-        keep(session, emitted)
+        session.keep(emitted)
     found = session.metrics.figures()
     assert dict(found.events) == {
         Event.CACHE_HIT: 1,
@@ -358,12 +358,12 @@ def test_what_a_cell_cost_is_kept_beside_its_stamp() -> None:
     watch(session, config)
     stamp = Run(name="haiku").stamp()
     stored = stamp.to_json()
-    emitted = Emitted(stamp, stored, {"run_id": "x"}, "cell-1", 0, stats=(stats(1.0, 10, 0.5),))
-    kept = keep(session, emitted)
+    emitted = StampRecord(stamp, stored, {"run_id": "x"}, "cell-1", 0, stats=(stats(1.0, 10, 0.5),))
+    kept = session.keep(emitted)
     assert kept.number == 1
     assert dict(kept.run) == {"run_id": "x"}
     config.max_p99_ms = 200.0
-    again = keep(session, emitted)
+    again = session.keep(emitted)
     assert again.run["crossed"] == ["p99 per request 500 ms, asked for at most 200"]
     assert again.stored == stored
     assert again.stamp.digest == stamp.digest

@@ -11,12 +11,13 @@ import pytest
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView
 from jupyter_detllm.core.policy import Policy
-from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.core.stamp import ModelIdentity, Stamp
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.render.bisect import bisect_json, bisect_text
-from jupyter_detllm.verify.bisect import BisectOptions, TrialRun, bisect_cell
-from jupyter_detllm.verify.bisect_plan import BisectReport, Finding, Result
+from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell
+from jupyter_detllm.verify.bisect_plan import BisectReport, Conclusion, Result
+from jupyter_detllm.verify.job import JobResult
 from tests.bisecting import Machine, view
 from tests.builders import with_fields
 
@@ -40,7 +41,7 @@ def test_an_unchanged_run_that_equals_the_reference_ends_it() -> None:
     machine = Machine()
     stamp = machine.record()
     report = bisect(view(stamp, stamp), machine)
-    assert (report.finding, report.exit_code) == (Finding.EQUAL, 0)
+    assert (report.finding, report.exit_code) == (Conclusion.EQUAL, 0)
     assert names(report) == ["unchanged", "unchanged, again"]
     assert report.repeatable is True
 
@@ -48,14 +49,14 @@ def test_an_unchanged_run_that_equals_the_reference_ends_it() -> None:
 def test_without_an_output_the_recorded_settings_are_run() -> None:
     machine = Machine()
     report = bisect(view(machine.record(threads=5), None), machine)
-    assert report.finding is Finding.EQUAL
+    assert report.finding is Conclusion.EQUAL
     assert machine.environs[0]["OMP_NUM_THREADS"] == "5"
 
 
 def test_the_recorded_thread_count_is_tried_first_and_named() -> None:
     machine = Machine()
     report = bisect(view(machine.record(threads=4), machine.record(threads=2)), machine)
-    assert (report.finding, report.exit_code) == (Finding.CAUSE, 1)
+    assert (report.finding, report.exit_code) == (Conclusion.CAUSE, 1)
     assert names(report)[2:] == ["torch.threads as recorded (4)"]
     assert [environ["OMP_NUM_THREADS"] for environ in machine.environs] == ["2", "2", "4"]
     assert "OMP_NUM_THREADS" in report.causes[0].adopt
@@ -111,7 +112,7 @@ def test_alone_is_tried_before_what_costs_more() -> None:
 def test_nothing_helps_on_a_machine_that_drifts_by_itself() -> None:
     machine = Machine({"drift_salt": "other"})
     report = bisect(view(Machine().record(), machine.record()), machine)
-    assert (report.finding, report.exit_code) == (Finding.NO_CAUSE, 1)
+    assert (report.finding, report.exit_code) == (Conclusion.NO_CAUSE, 1)
     assert {"alone", "float32", "one-sequence", "compiled"} <= set(names(report))
     assert not report.causes
 
@@ -129,13 +130,13 @@ def test_the_recorded_level_is_a_setting() -> None:
     cell = view(recorded, machine.record({"dtype": "float16"}))
     report = bisect(cell, machine)
     assert names(report)[2] == "level as recorded (seeded)"
-    assert machine.jobs[2]["level"] == "seeded"
+    assert machine.jobs[2].spec.level == "seeded"
 
 
 def flaky(*salted: int) -> Machine:
     """Return a machine whose runs of these numbers come out otherwise."""
 
-    def before(number: int, job: Any) -> TrialRun | None:
+    def before(number: int, job: Any) -> JobResult | None:
         if number not in salted:
             return None
         return Machine({"drift_salt": str(number)})(job, {"OMP_NUM_THREADS": "2"}, 1.0)
@@ -149,7 +150,7 @@ def test_unchanged_runs_that_differ_are_told_and_what_is_equal_is_run_twice() ->
     report = bisect(view(stamp, stamp), machine, only=("alone", "float32"))
     assert report.repeatable is False
     assert names(report)[2:] == ["alone", "alone, again"]
-    assert report.finding is Finding.CAUSE
+    assert report.finding is Conclusion.CAUSE
     assert "two unchanged runs differ" in bisect_text(report)
 
 
@@ -157,16 +158,16 @@ def test_an_equal_run_by_luck_is_no_cause() -> None:
     stamp = Machine().record()
     report = bisect(view(stamp, stamp), flaky(1, 4), only=("alone",))
     assert names(report)[2:] == ["alone", "alone, again"]
-    assert report.finding is Finding.NO_CAUSE
+    assert report.finding is Conclusion.NO_CAUSE
 
 
 def test_bitwise_sees_what_tokens_do_not() -> None:
     machine = Machine()
     cell = view(machine.record(), machine.record())
     hidden = Machine({"drift_evidence": True})
-    assert bisect(cell, hidden).finding is Finding.EQUAL
+    assert bisect(cell, hidden).finding is Conclusion.EQUAL
     report = bisect(cell, hidden, policy=Policy.parse("bitwise"), only=("alone",))
-    assert report.finding is Finding.NO_CAUSE
+    assert report.finding is Conclusion.NO_CAUSE
     assert report.trials[0].detail.startswith("logprobs by up to ")
 
 
@@ -174,7 +175,7 @@ def test_the_user_chooses_what_is_tried() -> None:
     machine = Machine({"drift_salt": "other"})
     report = bisect(view(Machine().record(), machine.record()), machine, only=("float32",))
     assert names(report)[2:] == ["float32"]
-    assert machine.jobs[-1]["options"]["dtype"] == "float32"
+    assert machine.jobs[-1].spec.options["dtype"] == "float32"
 
 
 def test_every_goes_on_after_the_first() -> None:
@@ -198,47 +199,45 @@ def test_one_prompt_is_alone_already() -> None:
 def test_options_of_the_user_are_in_every_run() -> None:
     machine = Machine({"drift_salt": "other"})
     bisect(view(Machine().record(), machine.record()), machine, options={"max_model_len": 999})
-    assert {job["options"]["max_model_len"] for job in machine.jobs} == {999}
+    assert {job.spec.options["max_model_len"] for job in machine.jobs} == {999}
 
 
 def test_a_setting_that_cannot_start_is_a_failed_run_and_no_end() -> None:
-    def before(number: int, job: Any) -> TrialRun | None:
-        return TrialRun(None, "no such backend") if number == 3 else None
+    def before(number: int, job: Any) -> JobResult | None:
+        return JobResult(problem="no such backend") if number == 3 else None
 
     machine = Machine({"drift_salt": "other"}, before=before)
     report = bisect(view(Machine().record(), machine.record()), machine, only=("alone", "float32"))
     assert [trial.result for trial in report.trials[2:]] == [Result.FAILED, Result.DIFFERS]
     assert report.trials[2].detail == "no such backend"
-    assert report.finding is Finding.NO_CAUSE
+    assert report.finding is Conclusion.NO_CAUSE
 
 
 def test_an_unchanged_run_that_fails_ends_it() -> None:
-    machine = Machine(before=lambda number, job: TrialRun(None, "out of memory"))
+    machine = Machine(before=lambda number, job: JobResult(problem="out of memory"))
     stamp = Machine().record()
     report = bisect(view(stamp, stamp), machine)
-    assert (report.finding, report.exit_code) == (Finding.FAILED, 2)
+    assert (report.finding, report.exit_code) == (Conclusion.FAILED, 2)
     assert "out of memory" in report.reason
 
 
 def test_another_model_is_not_compared() -> None:
-    machine = Machine(
-        before=lambda number, job: TrialRun(None, other_model="another model: weights")
-    )
+    machine = Machine(before=lambda number, job: JobResult(other=ModelIdentity("demo")))
     stamp = Machine().record()
     report = bisect(view(stamp, stamp), machine)
-    assert (report.finding, report.exit_code) == (Finding.NOT_COMPARABLE, 3)
+    assert (report.finding, report.exit_code) == (Conclusion.NOT_COMPARABLE, 3)
     assert len(report.trials) == 1
 
 
 def test_an_interrupt_keeps_what_was_done() -> None:
-    def before(number: int, job: Any) -> TrialRun | None:
+    def before(number: int, job: Any) -> JobResult | None:
         if number == 3:
             raise KeyboardInterrupt
         return None
 
     machine = Machine({"drift_salt": "other"}, before=before)
     report = bisect(view(Machine().record(), machine.record()), machine)
-    assert (report.finding, report.exit_code) == (Finding.INTERRUPTED, 130)
+    assert (report.finding, report.exit_code) == (Conclusion.INTERRUPTED, 130)
     assert len(report.trials) == 2
 
 
@@ -267,7 +266,7 @@ def test_what_stands_against_it_is_said_and_nothing_is_run() -> None:
         (view(stamp, Machine({"weights": "x"}).record()), "another model"),
     ):
         report = bisect(cell, machine)
-        assert (report.finding, report.exit_code) == (Finding.NOT_COMPARABLE, 3)
+        assert (report.finding, report.exit_code) == (Conclusion.NOT_COMPARABLE, 3)
         assert words in report.reason
     blind = without_evidence(stamp)
     report = bisect(view(blind, blind), machine, policy=Policy.parse("bitwise"))
@@ -305,8 +304,8 @@ def test_part_of_a_recorded_batch_is_bisected_on_what_both_hold() -> None:
     only = machine.calls(machine.engine({}, "2", Level.REPEATABLE), together.requests[:1], [[0]])
     report = bisect(view(together, replace(together, calls=only)), machine)
     assert report.causes[0].name == "engine.batch as recorded (3 requests together)"
-    assert machine.jobs[0]["calls"] == [[0]]
-    assert machine.jobs[2]["calls"] == [[0, 1, 2]]
+    assert [len(call.requests) for call in machine.jobs[0].batches] == [1]
+    assert [call.batch for call in machine.jobs[2].batches] == [together.calls[0].batch]
 
 
 def test_json_holds_what_text_shows() -> None:
@@ -323,7 +322,7 @@ def test_json_holds_what_text_shows() -> None:
 
 def test_nothing_of_a_notebook_reaches_the_terminal_raw() -> None:
     report = BisectReport(
-        "a\x1b[2J.ipynb", "cell 1 (\u202e)", Policy(), Finding.FAILED, "bad\nline"
+        "a\x1b[2J.ipynb", "cell 1 (\u202e)", Policy(), Conclusion.FAILED, "bad\nline"
     )
     assert "\x1b" not in bisect_text(report)
     assert bisect_text(report).count("\n") == 3

@@ -2,19 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_detllm.controls.ledger import MARKER
-from jupyter_detllm.controls.seeding import SEED_VARIABLE
 from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.verify.bisect import child_environment, conditions_of
+from jupyter_detllm.verify.bisect import conditions_of
 from jupyter_detllm.verify.bisect_plan import (
     SETTINGS,
-    Change,
-    Composition,
+    BatchComposition,
     Conditions,
+    Override,
     aligned,
     plan,
     settings_named,
@@ -43,7 +41,7 @@ def diff(name: str, left: FieldValue) -> FieldDiff:
 
 def align(
     name: str, left: FieldValue, engine: str = "vllm", where: Platform = CPU
-) -> Change | None:
+) -> Override | None:
     return aligned(diff(name, left), engine, where, LEVELS)
 
 
@@ -109,18 +107,22 @@ def test_a_row_that_repeats_an_alignment_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "change"),
     [
-        ("engine.batch", "3 requests together", Change(composition=Composition.RECORDED)),
-        ("torch.threads", 8, Change(environ={"OMP_NUM_THREADS": "8"})),
-        ("torch.deterministic_algorithms", "warn", Change(torch_deterministic="warn")),
-        ("controls.VLLM_CPU_ATTN_SPLIT_KV", "0", Change(environ={"VLLM_CPU_ATTN_SPLIT_KV": "0"})),
-        ("controls.ONEDNN_MAX_CPU_ISA", None, Change(environ={"ONEDNN_MAX_CPU_ISA": None})),
-        ("engine.dtype", "float32", Change({"dtype": "float32"})),
-        ("engine.tensor_parallel", 1, Change({"tensor_parallel_size": None})),
-        ("engine.compile", "eager", Change({"enforce_eager": True})),
-        ("level", "seeded", Change(level=Level.SEEDED)),
+        ("engine.batch", "3 requests together", Override(composition=BatchComposition.RECORDED)),
+        ("torch.threads", 8, Override(environ={"OMP_NUM_THREADS": "8"})),
+        ("torch.deterministic_algorithms", "warn", Override(torch_deterministic="warn")),
+        (
+            "controls.VLLM_CPU_ATTN_SPLIT_KV",
+            "0",
+            Override(environ={"VLLM_CPU_ATTN_SPLIT_KV": "0"}),
+        ),
+        ("controls.ONEDNN_MAX_CPU_ISA", None, Override(environ={"ONEDNN_MAX_CPU_ISA": None})),
+        ("engine.dtype", "float32", Override({"dtype": "float32"})),
+        ("engine.tensor_parallel", 1, Override({"tensor_parallel_size": None})),
+        ("engine.compile", "eager", Override({"enforce_eager": True})),
+        ("level", "seeded", Override(level=Level.SEEDED)),
     ],
 )
-def test_a_recorded_value_is_put_back(name: str, value: FieldValue, change: Change) -> None:
+def test_a_recorded_value_is_put_back(name: str, value: FieldValue, change: Override) -> None:
     assert align(name, value) == change
 
 
@@ -161,7 +163,7 @@ def test_threads_are_the_cpus_only() -> None:
 
 def test_an_option_the_default_reaches_is_left_out_again() -> None:
     base = Conditions("vllm", Level.REPEATABLE, {"tensor_parallel_size": 2, "dtype": "float32"})
-    assert Change({"tensor_parallel_size": None}).applied(base).options == {"dtype": "float32"}
+    assert Override({"tensor_parallel_size": None}).applied(base).options == {"dtype": "float32"}
 
 
 def test_unknown_settings_are_refused_with_the_nearest() -> None:
@@ -183,23 +185,3 @@ def test_conditions_are_read_from_the_fingerprint() -> None:
     assert found.options["max_num_seqs"] == "9"
     # What torch computed with, whatever the variable said.
     assert found.environ["OMP_NUM_THREADS"] == "3"
-
-
-def test_a_child_gets_the_users_variables_without_ours() -> None:
-    environ = {
-        "PATH": "/bin",
-        "MKL_CBWR": "COMPATIBLE",
-        "OMP_NUM_THREADS": "2",
-        MARKER: "OMP_NUM_THREADS=2 VLLM_ENABLE_V1_MULTIPROCESSING=0",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        SEED_VARIABLE: "7",
-        "LD_PRELOAD": "/x/libtcmalloc.so",
-    }
-    conditions = Conditions("vllm", Level.REPEATABLE, environ={"MKL_CBWR": None, "A": "1"})
-    assert child_environment(conditions, environ, {"PATH": "/bin"}) == {
-        "PATH": "/bin",
-        "A": "1",
-        "PYTHONHASHSEED": "0",
-    }
-    kept = child_environment(conditions, environ, {"LD_PRELOAD": "/x/libtcmalloc.so"})
-    assert kept["LD_PRELOAD"] == "/x/libtcmalloc.so"

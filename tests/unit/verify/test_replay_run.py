@@ -20,7 +20,7 @@ from jupyter_detllm.render import FORMATS, render_report
 from jupyter_detllm.verify.job import Job, Listener
 from jupyter_detllm.verify.plan import Permissions, allowed_models
 from jupyter_detllm.verify.replay import Replay, replay_paths
-from jupyter_detllm.verify.report import Mode, Report
+from jupyter_detllm.verify.report import Mode
 from tests.fakes import Run
 from tests.replaying import Lab, book, written
 
@@ -37,7 +37,7 @@ def replayed(folder: Path, lab: Lab, *books: Mapping[str, Any], **options: Any) 
     return replay_paths(paths, runner=lab, **options)
 
 
-def verdicts(report: Report) -> list[Verdict]:
+def verdicts(report: Listener) -> list[Verdict]:
     return [cell.verdict for cell in report.cells]
 
 
@@ -160,10 +160,10 @@ def test_a_failing_call_keeps_the_others(tmp_path: Path) -> None:
 def test_an_engine_that_does_not_start_does_not_stop_the_next(tmp_path: Path) -> None:
     lab = Lab()
 
-    def runner(job: Job, listener: Listener) -> None:
+    def runner(job: Job, report: Listener) -> None:
         if job.spec.options["dtype"] == "float32":
             raise EngineError("no memory")
-        lab(job, listener)
+        lab(job, report)
 
     data = book(run("a", options={"dtype": "float32"}), run("b"))
     done = replay_paths([written(tmp_path, "nb", data)], runner=runner)

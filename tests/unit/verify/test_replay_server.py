@@ -36,7 +36,7 @@ class Running(RunningEngine):
     """An engine in this process, whose environment no control has changed."""
 
 
-def runner(job: Job, listener: Listener) -> None:
+def runner(job: Job, report: Listener) -> None:
     original = job_module.start
 
     def start(name: str, spec: Any, modifiers: Any, **_: Any) -> RunningEngine:
@@ -45,7 +45,7 @@ def runner(job: Job, listener: Listener) -> None:
 
     job_module.start = start  # type: ignore[assignment]
     try:
-        run_job(job, listener)
+        run_job(job, report)
     finally:
         job_module.start = original
 
