@@ -17,18 +17,18 @@ from jupyter_detllm.errors import RequestError
 
 __all__ = [
     "MIN_TEMPERATURE",
-    "Job",
+    "Completion",
     "check_requests",
+    "completions_of",
     "eos_ids",
     "fit_length",
-    "jobs_of",
     "resolve_sampling",
     "to_vllm",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Completion:
     """One completion to run: which it is, its prompt's tokens, and its seed."""
 
     prompt_index: int
@@ -37,10 +37,10 @@ class Job:
     seed: int
 
 
-def jobs_of(requests: Sequence[GenerationRequest]) -> list[Job]:
+def completions_of(requests: Sequence[GenerationRequest]) -> list[Completion]:
     """Return the completions to run, ordered by (prompt, completion)."""
     return [
-        Job(i, j, request.token_ids, seed)
+        Completion(i, j, request.token_ids, seed)
         for i, request in enumerate(requests)
         for j, seed in enumerate(request.seeds)
     ]

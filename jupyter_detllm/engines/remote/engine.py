@@ -54,10 +54,10 @@ from jupyter_detllm.engines.remote.server import (
     tokenize,
 )
 from jupyter_detllm.engines.requests import (
-    Job,
+    Completion,
     check_requests,
+    completions_of,
     fit_length,
-    jobs_of,
     resolve_sampling,
 )
 from jupyter_detllm.errors import ControlError, EngineError, InvarianceError, RequestError
@@ -155,7 +155,7 @@ class RemoteRun:
         most: int,
         requests: Sequence[GenerationRequest],
     ) -> None:
-        self.jobs = jobs_of(requests)
+        self.jobs = completions_of(requests)
         self.tally = Tally(len(self.jobs), len(requests))
         self._server, self._facts, self._requests = server, facts, requests
         self._most, self._pieces = most, pieces
@@ -171,7 +171,7 @@ class RemoteRun:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(self, job: Job, gate: asyncio.Semaphore) -> Transcript:
+    async def _one(self, job: Completion, gate: asyncio.Semaphore) -> Transcript:
         sampling = self._requests[job.prompt_index].sampling
         body = body_of(job, sampling, self._facts.served)
         async with gate:
@@ -203,7 +203,9 @@ def progress_shown(
     return show
 
 
-def stats_of(jobs: Sequence[Job], transcripts: Sequence[Transcript], start: float) -> RunStats:
+def stats_of(
+    jobs: Sequence[Completion], transcripts: Sequence[Transcript], start: float
+) -> RunStats:
     """Return the statistics of one call, as seen from here: the network is in all times."""
     return RunStats(
         seconds=time.perf_counter() - start,

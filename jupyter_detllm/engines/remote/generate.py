@@ -17,7 +17,7 @@ from jupyter_detllm.core.evidence import EVIDENCE_K
 from jupyter_detllm.core.generation import Generation, Sampling
 from jupyter_detllm.engines.evidence import byte_offsets, evidence_of, token_bytes
 from jupyter_detllm.engines.remote.client import Connection
-from jupyter_detllm.engines.requests import Job
+from jupyter_detllm.engines.requests import Completion
 from jupyter_detllm.errors import EngineError, RequestError
 
 __all__ = ["COMPLETIONS", "Pieces", "Transcript", "body_of", "read_stream"]
@@ -125,7 +125,7 @@ class _Logprob(NamedTuple):
     logprob: float
 
 
-def body_of(job: Job, sampling: Sampling, model: str) -> dict[str, Any]:
+def body_of(job: Completion, sampling: Sampling, model: str) -> dict[str, Any]:
     """Return the body of one completion: every parameter is sent, none left to the server."""
     return {
         "model": model,
@@ -218,7 +218,7 @@ class Transcript:
             self.logprobs += _entries(choice.get("logprobs"), len(ids))
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
-    def generation(self, job: Job, sampling: Sampling) -> Generation:
+    def generation(self, job: Completion, sampling: Sampling) -> Generation:
         """Return the completion.
 
         Raises

@@ -23,7 +23,7 @@ from jupyter_detllm.core.options import option_name
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.remote.client import Connection, RetryPolicy, printable
 from jupyter_detllm.engines.remote.generate import COMPLETIONS, body_of, read_stream
-from jupyter_detllm.engines.requests import Job
+from jupyter_detllm.engines.requests import Completion
 from jupyter_detllm.errors import (
     CanonicalError,
     EngineError,
@@ -471,7 +471,7 @@ def _served(data: Any, wanted: str, server: Connection) -> Mapping[str, Any]:
 async def _one_token(server: Connection, served: str) -> str | None:
     """See that token ids and logprobs come back; return the server's fingerprint."""
     ids = await tokenize(server, served, Prompt(PromptKind.TEXT, text="a"))
-    job, sampling = Job(0, 0, ids, 0), Sampling(max_tokens=1)
+    job, sampling = Completion(0, 0, ids, 0), Sampling(max_tokens=1)
     body = body_of(job, sampling, served)
     found = await server.stream(
         COMPLETIONS, body, lambda events: read_stream(events, 1, lambda tokens: None)

@@ -51,11 +51,11 @@ from jupyter_detllm.engines.evidence import (
     whole_offsets,
 )
 from jupyter_detllm.engines.requests import (
-    Job,
+    Completion,
     check_requests,
+    completions_of,
     eos_ids,
     fit_length,
-    jobs_of,
     resolve_sampling,
     to_vllm,
 )
@@ -71,7 +71,7 @@ from jupyter_detllm.engines.vllm.start import (
 from jupyter_detllm.engines.vllm.steps import (
     PREEMPTIONS,
     DeferredInterrupt,
-    Ticker,
+    StepObserver,
     around_each_step,
     engine_metrics,
     one_each,
@@ -260,38 +260,38 @@ class VLLMRun:
     def _batch(
         self, requests: Sequence[GenerationRequest], indices: Sequence[int]
     ) -> list[Generation]:
-        jobs = [job for job in jobs_of(requests) if job.prompt_index in set(indices)]
+        jobs = [job for job in completions_of(requests) if job.prompt_index in set(indices)]
         prompts = [{"prompt_token_ids": list(job.token_ids)} for job in jobs]
         params = [to_vllm(requests[job.prompt_index].sampling, job.seed) for job in jobs]
         engine = self.llm.llm_engine
-        ticker = Ticker(engine, len(jobs), len(indices), self.progress, self.interrupt)
+        observer = StepObserver(engine, len(jobs), len(indices), self.progress, self.interrupt)
         calls = [[k] for k in range(len(jobs))] if self.sequential else [range(len(jobs))]
         outputs: list[Any] = []
-        with around_each_step(engine, ticker), self.interrupt.impatient():
+        with around_each_step(engine, observer), self.interrupt.impatient():
             for call in calls:
-                ticker.next_call()
+                observer.next_call()
                 some = [prompts[k] for k in call], [params[k] for k in call]
                 outputs += self.llm.generate(*some, use_tqdm=False, lora_request=self.lora)
         outputs = one_each(outputs, jobs)
-        self._note(ticker, outputs)
+        self._note(observer, outputs)
         return [
             self._generation(job, output.outputs[0])
             for job, output in zip(jobs, outputs, strict=True)
         ]
 
-    def _note(self, ticker: Ticker, outputs: Sequence[Any]) -> None:
+    def _note(self, observer: StepObserver, outputs: Sequence[Any]) -> None:
         """Add what one batch, or one group of beam searches, has shown."""
         cached = sum(getattr(output, "num_cached_tokens", 0) or 0 for output in outputs)
-        peaks = [p for p in (self.stats.kv_peak, ticker.kv_peak) if p is not None]
+        peaks = [p for p in (self.stats.kv_peak, observer.kv_peak) if p is not None]
         self.stats = replace(
             self.stats,
             cached_tokens=self.stats.cached_tokens + cached,
-            preemptions=self.stats.preemptions + preemptions(ticker.requests),
+            preemptions=self.stats.preemptions + preemptions(observer.requests),
             kv_peak=max(peaks, default=None),
-            timings=self.stats.timings.plus(with_own_timings(ticker.timings(), outputs)),
+            timings=self.stats.timings.plus(with_own_timings(observer.timings(), outputs)),
         )
 
-    def _generation(self, job: Job, completion: Any) -> Generation:
+    def _generation(self, job: Completion, completion: Any) -> Generation:
         ids = tuple(int(token) for token in completion.token_ids)
         reason = str(completion.finish_reason)
         if reason not in {"stop", "length"}:
@@ -320,17 +320,17 @@ class VLLMRun:
         )
         prompts = [{"prompt_token_ids": list(requests[i].token_ids)} for i in indices]
         engine = self.llm.llm_engine
-        ticker = Ticker(
+        observer = StepObserver(
             engine, len(indices), len(indices), self.progress, self.interrupt, beam=True
         )
         calls = [[prompt] for prompt in prompts] if self.sequential else [prompts]
         outputs: list[Any] = []
-        with around_each_step(engine, ticker), self.interrupt.impatient():
+        with around_each_step(engine, observer), self.interrupt.impatient():
             for call in calls:
-                ticker.next_call()
+                observer.next_call()
                 outputs += self.llm.beam_search(call, params, lora_request=self.lora)
-                ticker.searched(len(call))
-        self._note(ticker, outputs)
+                observer.searched(len(call))
+        self._note(observer, outputs)
         if len(outputs) != len(indices):
             raise EngineError(f"beam search gave {len(outputs)} results for {len(indices)} prompts")
         return [

@@ -38,7 +38,7 @@ from typing import Any
 from jupyter_detllm.controls.environ import RANK_VARIABLES
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.engines.base import Progress, ProgressCallback, StepClock, Timings
-from jupyter_detllm.engines.requests import Job
+from jupyter_detllm.engines.requests import Completion
 from jupyter_detllm.errors import EngineError
 from jupyter_detllm.probes.ranks import ask_ranks, rank_count, rank_fields, worker_of
 
@@ -46,7 +46,7 @@ __all__ = [
     "PREEMPTIONS",
     "DeferredInterrupt",
     "Ranks",
-    "Ticker",
+    "StepObserver",
     "answer_again",
     "around_each_step",
     "engine_metrics",
@@ -395,8 +395,8 @@ _DRAIN_STEPS = 64
 
 
 @contextlib.contextmanager
-def around_each_step(engine: Any, ticker: Ticker) -> Iterator[None]:
-    """Tell `ticker` of each step of `engine`, before it and with what it returned.
+def around_each_step(engine: Any, observer: StepObserver) -> Iterator[None]:
+    """Tell `observer` of each step of `engine`, before it and with what it returned.
 
     `LLM.generate` and `LLM.beam_search` stay vLLM's own code; they call ``step`` on
     the engine object, where an attribute of the instance comes first.
@@ -404,9 +404,9 @@ def around_each_step(engine: Any, ticker: Ticker) -> Iterator[None]:
     step = engine.step
 
     def stepped() -> Any:
-        ticker.before()
+        observer.before()
         outputs = step()
-        ticker(outputs)
+        observer(outputs)
         return outputs
 
     engine.step = stepped
@@ -416,7 +416,7 @@ def around_each_step(engine: Any, ticker: Ticker) -> Iterator[None]:
         engine.__dict__.pop("step", None)
 
 
-class Ticker:
+class StepObserver:
     """What happens between two steps: progress, at most ten times a second, and interrupts."""
 
     def __init__(
@@ -567,7 +567,7 @@ def _drain(core: Any) -> None:
     forget_requests(getattr(getattr(executor, "driver_worker", None), "worker", None))
 
 
-def one_each(outputs: Sequence[Any], jobs: Sequence[Job]) -> list[Any]:
+def one_each(outputs: Sequence[Any], jobs: Sequence[Completion]) -> list[Any]:
     """Return the outputs if there is exactly one completion for each job.
 
     Raises

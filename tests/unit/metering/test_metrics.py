@@ -33,7 +33,7 @@ from jupyter_detllm.engines.base import (
 from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.engines.vllm.steps import (
     PREEMPTIONS,
-    Ticker,
+    StepObserver,
     engine_metrics,
     kv_manager,
     with_own_timings,
@@ -185,20 +185,20 @@ def test_the_ticker_times_completions_and_gaps() -> None:
     scheduler = SimpleNamespace(requests=requests, kv_cache_manager=manager)
     core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler))
     engine = SimpleNamespace(engine_core=core)
-    ticker = Ticker(engine, 2, 2, None, SimpleNamespace(check=lambda: None))  # type: ignore[arg-type]
+    observer = StepObserver(engine, 2, 2, None, SimpleNamespace(check=lambda: None))  # type: ignore[arg-type]
     ends = [(1, 0, []), (2, 1, []), (3, 2, ["b"]), (4, 2, ["a"])]
     for a, b, finished in ends:
-        ticker.next_call() if a == 1 else None
-        ticker.before()
+        observer.next_call() if a == 1 else None
+        observer.before()
         requests["a"].num_output_tokens, requests["b"].num_output_tokens = a, b
         manager.usage = 0.1 * a
         done = [SimpleNamespace(finished=True, outputs=[SimpleNamespace(token_ids=[0])])]
-        ticker(done * len(finished))
-    found = ticker.timings()
+        observer(done * len(finished))
+    found = observer.timings()
     assert len(found.completions) == len(found.first_tokens) == 2
     # a: 3 gaps, b: 1.
     assert sum(times for _, times in found.gaps) == 4
-    assert ticker.kv_peak == pytest.approx(0.3)
+    assert observer.kv_peak == pytest.approx(0.3)
 
 
 def test_vllms_own_times_are_taken_where_every_request_has_them() -> None:

@@ -97,7 +97,7 @@ def test_a_batch_effect_is_named_by_the_recorded_batch() -> None:
     cell = view(machine.record(groups=ALONE), machine.record())
     report = bisect(cell, machine)
     assert report.causes[0].name == "engine.batch as recorded (3 requests together in 3 calls)"
-    assert machine.jobs[-1]["calls"] == [[0], [1], [2]]
+    assert [len(call.requests) for call in machine.jobs[-1].batches] == [1, 1, 1]
 
 
 def test_alone_is_tried_before_what_costs_more() -> None:

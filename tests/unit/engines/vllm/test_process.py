@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_detllm.core.fields import FIELDS, Group
-from jupyter_detllm.engines.requests import Job
+from jupyter_detllm.engines.requests import Completion
 from jupyter_detllm.engines.vllm.output import stream_handlers
 from jupyter_detllm.engines.vllm.start import TorchState, process_kept, variables_to_restore
 from jupyter_detllm.engines.vllm.steps import (
     DeferredInterrupt,
-    Ticker,
+    StepObserver,
     around_each_step,
     one_each,
     recover,
@@ -168,26 +168,26 @@ def test_steps_are_watched_and_then_left_alone() -> None:
     engine, seen = LLMEngine(), []
     engine.engine_core.engine_core.scheduler.requests["a"] = SimpleNamespace(num_preemptions=2)
     with DeferredInterrupt() as interrupt:
-        ticker = Ticker(engine, 2, 1, seen.append, interrupt)
-        ticker._next = 0.0
-        with around_each_step(engine, ticker):
+        observer = StepObserver(engine, 2, 1, seen.append, interrupt)
+        observer._next = 0.0
+        with around_each_step(engine, observer):
             assert engine.step()
     assert [(p.prompts_done, p.prompts, p.tokens) for p in seen] == [(0, 1, 2)]
-    assert ticker.requests["a"].num_preemptions == 2
+    assert observer.requests["a"].num_preemptions == 2
     assert "step" not in vars(engine)
 
 
 def test_progress_comes_ten_times_a_second_at_most() -> None:
     engine, seen, clock = LLMEngine(), [], [100.0]
     with DeferredInterrupt() as interrupt:
-        ticker = Ticker(engine, 1, 1, seen.append, interrupt, now=lambda: clock[0])
+        observer = StepObserver(engine, 1, 1, seen.append, interrupt, now=lambda: clock[0])
         for step in range(1, 37):  # a step takes 10 ms
             clock[0] = 100.0 + step / 100
-            ticker([])
+            observer([])
         assert [round(state.seconds, 2) for state in seen] == [0.1, 0.2, 0.3]
         clock[0] = 102.0  # a slow step: what was missed is not made up for
         for _ in range(3):
-            ticker([])
+            observer([])
     assert [round(state.seconds, 2) for state in seen[3:]] == [2.0]
 
 
@@ -195,7 +195,7 @@ def test_one_output_for_each_completion() -> None:
     def output(*ids: int, n: int = 1) -> SimpleNamespace:
         return SimpleNamespace(outputs=[None] * n, prompt_token_ids=list(ids))
 
-    jobs = [Job(0, 0, (1, 2), 5), Job(1, 0, (3,), 6)]
+    jobs = [Completion(0, 0, (1, 2), 5), Completion(1, 0, (3,), 6)]
     right = [output(1, 2), output(3)]
     assert one_each(right, jobs) == right
     for wrong in ([output(1, 2)], [output(1, 2), output(3, n=2)], right[::-1]):

@@ -17,9 +17,9 @@ from jupyter_detllm.engines import requests as vllm_sampling
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.engines.requests import (
     check_requests,
+    completions_of,
     eos_ids,
     fit_length,
-    jobs_of,
     resolve_sampling,
 )
 from jupyter_detllm.engines.vllm.engine import prompt_tokens
@@ -184,7 +184,7 @@ def requests(sampling: Sampling, n: int = 1, length: int = 3):
 
 def test_every_completion_is_a_job_with_its_own_seed() -> None:
     both = (*requests(Sampling(temperature=1.0), n=2), *requests(Sampling()))
-    jobs = jobs_of(both)
+    jobs = completions_of(both)
     assert [(j.prompt_index, j.completion_index) for j in jobs] == [(0, 0), (0, 1), (1, 0)]
     assert [j.seed for j in jobs] == [*both[0].seeds, *both[1].seeds]
 
