@@ -22,6 +22,7 @@ __all__ = [
     "notebook_of",
     "request_part",
     "running_cells",
+    "sent_metadata",
 ]
 
 #: Where jupyter_server and VS Code tell a kernel which file it belongs to.
@@ -137,6 +138,16 @@ def request_part(shell: Any, part: str) -> Mapping[str, Any]:
     parent = get_parent() if callable(get_parent) else None
     value = parent.get(part) if isinstance(parent, Mapping) else None
     return value if isinstance(value, Mapping) else {}
+
+
+def sent_metadata(shell: Any) -> Mapping[str, Any] | None:
+    """Return the metadata of the running cell; None where the front end sends none."""
+    from jupyter_detllm.core.notebook import KEY  # not needed to load the extension
+
+    metadata = request_part(shell, "metadata")
+    # A cell without a reference looks the same as a front end that sends nothing, but
+    # for what JupyterLab and Notebook 7 send with every cell.
+    return metadata if KEY in metadata or "deletedCells" in metadata else None
 
 
 class CellHooks:

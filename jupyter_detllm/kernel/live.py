@@ -187,7 +187,7 @@ def compare_live(
     source: str,
     metadata: Mapping[str, Any],
     known: Mapping[str, Fingerprint],
-) -> LiveResult | None:
+) -> LiveResult:
     """Compare a fresh stamp with the reference in a cell's metadata.
 
     Parameters
@@ -197,19 +197,10 @@ def compare_live(
     source
         The cell's source.
     metadata
-        The metadata of the execute request.
+        That of the cell, as the front end sent it (`sent_metadata`).
     known
         Fingerprints this kernel has stamped under, by digest.
-
-    Returns
-    -------
-    LiveResult or None
-        None where the front end did not send the cell's metadata.
     """
-    if KEY not in metadata and "deletedCells" not in metadata:
-        # A cell without a reference looks the same as a front end that sends nothing, but
-        # for what JupyterLab and Notebook 7 send with every cell.
-        return None
     value = metadata.get(KEY)
     meta = value if isinstance(value, dict) else {}
     problems = schema_problems(meta, CELL_SCHEMA, "cell")

@@ -47,7 +47,7 @@ from jupyter_detllm.errors import (
 )
 from jupyter_detllm.invariance import one_at_a_time
 from jupyter_detllm.kernel.caching import through_cache
-from jupyter_detllm.kernel.cells import CellEnd, request_part
+from jupyter_detllm.kernel.cells import CellEnd, sent_metadata
 from jupyter_detllm.kernel.live import compare_live
 from jupyter_detllm.kernel.prompts import GenerateCall, checked_call
 from jupyter_detllm.kernel.stamping import CellRecord, Ledger, Recorder, StampRecord
@@ -638,11 +638,10 @@ def emit_stamp(shell: Any, end: CellEnd) -> None:
         return
     if record is None:
         return
-    metadata = request_part(shell, "metadata")
-    result = compare_live(
-        record.stamp, record.stored, end.source, metadata, session.ledger.fingerprints
-    )
-    if result is not None:
+    metadata = sent_metadata(shell)
+    if metadata is not None:
+        known = session.ledger.fingerprints
+        result = compare_live(record.stamp, record.stored, end.source, metadata, known)
         record = replace(record, run={**record.run, **result.to_run()}, live=result)
     show_stamp(shell, session.keep(record))
     panels = sys.modules.get("jupyter_detllm.kernel.panel_widget")

@@ -130,8 +130,7 @@ def test_of_two_files_neither_may_come_out_of_the_cache(
 def test_the_live_check_says_it() -> None:
     meta = {"schema": "detllm.cell/1", "reference": reference_json(FRESH.to_json())}
     sent = {KEY: meta, "deletedCells": []}
-    found = compare_live(HIT.to_json(), {"run_id": "now"}, SOURCE, sent, {})
-    assert found is not None
+    found = compare_live(HIT, HIT.to_json(), SOURCE, sent, {})
     assert found.line() == "recorded: equal, but out of the result cache: nothing was verified"
     assert found.to_run()["verdict"] == "recorded"
 

@@ -22,6 +22,7 @@ from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.core.stamp import Stamp, content_digest, goes_beyond
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
+from jupyter_detllm.engines import start
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import StampError
 from jupyter_detllm.kernel.prompts import GenerateCall
@@ -31,7 +32,6 @@ from jupyter_detllm.render import FORMATS, render_report
 from jupyter_detllm.render.cell import stamp_html
 from jupyter_detllm.render.explain import MAX_LINES, explain
 from jupyter_detllm.render.json import report_json
-from jupyter_detllm.verify import job as job_module
 from jupyter_detllm.verify.compare import compare_paths
 from jupyter_detllm.verify.replay import replay_paths
 from jupyter_detllm.verify.report import Mode, Report
@@ -348,7 +348,7 @@ def test_a_replay_beyond_the_reach_names_the_batch(tmp_path: Path) -> None:
 def test_what_is_late_in_a_replay_is_the_replays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_module, "late_controls", lambda controls, engine: ("OMP_NUM_THREADS",))
+    monkeypatch.setattr(start, "late_controls", lambda controls, engine: ("OMP_NUM_THREADS",))
     report = replayed(tmp_path, Reach(4096, 256))
     recorded = [cell.view.reference for cell in report.cells]
     assert [stamp.late for stamp in recorded if stamp is not None] == [(), ()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import KEY
 from jupyter_detllm.core.stamp import Stamp, reference_json
 from jupyter_detllm.core.verdict import Verdict
+from jupyter_detllm.kernel.cells import sent_metadata
 from jupyter_detllm.kernel.live import LiveResult, compare_live, verdict_line
 from jupyter_detllm.kernel.stamping import Ledger, StampRecord
 from jupyter_detllm.render.visible import visible
@@ -42,14 +44,13 @@ def compare(
     source: str = SOURCE,
     known: Mapping[str, Fingerprint] | None = None,
     store_prompt: bool = True,
-) -> LiveResult | None:
+) -> LiveResult:
     stored = actual.to_json(store_prompt=store_prompt)
     return compare_live(actual, stored, source, metadata, known or {})
 
 
 def against(reference: Stamp, actual: Stamp, **options: Any) -> LiveResult:
     found = compare(actual, meta(reference_json(reference.to_json())), **options)
-    assert found is not None
     return found
 
 
@@ -61,14 +62,16 @@ def comparison(result: LiveResult) -> dict[str, Any]:
 
 def test_a_front_end_that_sends_no_metadata_is_told_nothing() -> None:
     for metadata in ({}, {"cellId": "vscode-notebook-cell:x"}, {"tags": []}):
-        assert compare(stamp(), metadata) is None
+        shell = SimpleNamespace(get_parent=lambda sent=metadata: {"metadata": sent})
+        assert sent_metadata(shell) is None
+    shell = SimpleNamespace(get_parent=lambda: {"metadata": LAB})
+    assert sent_metadata(shell) == LAB
     assert verdict_line(None) == "not compared"
 
 
 def test_a_cell_without_a_reference_is_new() -> None:
     for metadata in (LAB, {**LAB, KEY: {}}, {KEY: None}, {KEY: [1]}, {KEY: {"reference": None}}):
         found = compare(stamp(), metadata)
-        assert found is not None
         assert found.to_run() == {"verdict": "unstamped"}
         assert found.line() == "new: no reference yet"
 
@@ -87,7 +90,6 @@ def test_equal_generations_match_with_and_without_prompts() -> None:
     }
     bare = stamp().to_json(store_prompt=False)
     found_bare = compare(stamp(), meta(reference_json(bare)), store_prompt=False)
-    assert found_bare is not None
     assert found_bare.verdict is Verdict.MATCH
     assert comparison(found_bare)["reference"] == bare["digest"]
 
@@ -227,7 +229,6 @@ def forged() -> list[object]:
 @pytest.mark.parametrize("reference", forged())
 def test_a_forged_reference_is_an_error_and_stays_small(reference: object) -> None:
     found = compare(stamp(), meta(reference))
-    assert found is not None
     assert found.verdict is Verdict.ERROR
     assert "\n" not in found.line()
     assert "\x1b" not in found.line()
