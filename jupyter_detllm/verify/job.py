@@ -38,6 +38,7 @@ from jupyter_detllm.verify.plan import EngineGroup, Plan, recorded_tokens
 __all__ = [
     "Aborted",
     "CallFailed",
+    "EngineStarted",
     "Finished",
     "Generated",
     "Job",
@@ -50,7 +51,6 @@ __all__ = [
     "Scored",
     "Scores",
     "Stage",
-    "Started",
     "Task",
     "Tokens",
     "Watcher",
@@ -117,7 +117,7 @@ class OtherModel(_Event):
     model: ModelIdentity
 
 
-class Started(_Event):
+class EngineStarted(_Event):
     """The engine runs."""
 
     run: Run
@@ -174,7 +174,7 @@ class Aborted(_Event):
 JobEvent: TypeAlias = (
     Stage
     | OtherModel
-    | Started
+    | EngineStarted
     | Tokens
     | Refused
     | Generated
@@ -229,7 +229,7 @@ def run_job(job: Job, report: Listener) -> None:
         if known.digests() != job.identity.digests():
             report(OtherModel(model))
         else:
-            report(Started(running.run()))
+            report(EngineStarted(running.run()))
             _run_batches(engine, job, report)
         report(Finished())
     finally:
@@ -363,7 +363,7 @@ class JobResult:
     def note(self, event: JobEvent) -> None:
         """Keep what an event says."""
         match event:
-            case Started():
+            case EngineStarted():
                 self.run = event.run
             case OtherModel():
                 self.other = event.model

@@ -21,12 +21,12 @@ from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.errors import EngineError
 from jupyter_detllm.verify.job import (
+    EngineStarted,
     Finished,
     Generated,
     Job,
     JobEvent,
     JobResult,
-    Started,
     Task,
     unanswered,
 )
@@ -199,7 +199,7 @@ def test_a_killed_worker_is_reported() -> None:
     before = set(children())
 
     def kill(event: JobEvent) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, EngineStarted):
             (pid,) = set(children()) - before
             os.kill(pid, signal.SIGKILL)
 

@@ -11,21 +11,25 @@ import pytest
 
 from jupyter_detllm.core import reading, stamp_reader
 from jupyter_detllm.core.canonical import digest_of
+from jupyter_detllm.core.evidence import MAX_EVIDENCE_TOKENS
+from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Prompt, PromptKind
 from jupyter_detllm.core.levels import Level, Reach, fallback_level
 from jupyter_detllm.core.stamp import (
     STAMP_SCHEMA,
     Call,
     Stamp,
+    assemble_stamp,
     content_digest,
     normalise_source,
     reference_json,
     source_digest,
 )
+from jupyter_detllm.core.stamp import Run as EngineRun
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import CanonicalError, StampError
-from tests.builders import with_fields
+from tests.builders import make_stamp, with_fields
 from tests.fakes import Run
 
 Path = tuple[str | int, ...]
@@ -430,3 +434,30 @@ def test_the_digest_covers_every_field() -> None:
     ]
     assert len({stamp.digest, *(other.digest for other in others)}) == 10
     assert stamp.to_json()["schema"] == STAMP_SCHEMA
+
+
+def test_an_assembled_stamp_is_what_its_stored_form_reads_back_as() -> None:
+    recorded = make_stamp("%%detgen\nx", ("x " * (MAX_EVIDENCE_TOKENS + 1),))
+    assert recorded.fingerprint is not None
+    informational = {"software.packages": "sha256:00", "hardware.cpu_cores": 4}
+    whole = Fingerprint(recorded.fingerprint.numerics, {"model.weights": "x"}, informational)
+    run = EngineRun(recorded.model, Level.INVARIANT, 3, whole, ("A",), "held", Reach(9, 1))
+    stamp = assemble_stamp(run, recorded.calls, name="n", source=recorded.source)
+    assert stamp.fingerprint is not None
+    assert stamp.fingerprint.identity == {}
+    assert set(stamp.fingerprint.informational) == {"software.packages"}
+    assert stamp.generations[0].evidence != recorded.generations[0].evidence
+    assert stamp.beyond_reach
+    assert read_stamp(stamp.to_json()) == stamp
+
+
+def test_a_stamps_reach_is_judged_by_the_batches_that_were_run() -> None:
+    recorded = make_stamp("%%detgen\nx", ("one", "two"))
+    assert recorded.fingerprint is not None
+    run = EngineRun(recorded.model, Level.INVARIANT, 0, recorded.fingerprint, reach=Reach(9999, 1))
+    alone = [[request] for request in recorded.requests]
+    for batches, beyond in ((None, True), (alone, False)):
+        stamp = assemble_stamp(
+            run, recorded.calls, name="", source=recorded.source, batches=batches
+        )
+        assert stamp.beyond_reach is beyond

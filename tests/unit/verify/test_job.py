@@ -17,6 +17,7 @@ from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.verify.job import (
     Aborted,
     CallFailed,
+    EngineStarted,
     Finished,
     Generated,
     Job,
@@ -27,7 +28,6 @@ from jupyter_detllm.verify.job import (
     Scored,
     Scores,
     Stage,
-    Started,
     Task,
     Tokens,
     read_message,
@@ -58,7 +58,7 @@ SCORES = Scores(1, 0, (TokenScore(-0.1, 5, -0.1), TokenScore(float("-inf"), 7, -
 EVENTS: list[JobEvent] = [
     Stage("importing vLLM"),
     OtherModel(ModelIdentity("x", MODEL.weights)),
-    Started(RUN),
+    EngineStarted(RUN),
     Tokens(3, 17),
     Refused(0, 2, "why"),
     Generated(0, CALL.generations),
