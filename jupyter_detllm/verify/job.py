@@ -191,8 +191,19 @@ _LENGTH = 8
 
 
 def write_message(stream: IO[bytes], message: Job | JobEvent) -> None:
-    """Write a message, its length before it."""
-    data = msgspec.msgpack.encode(message)
+    """Write a message, its length before it.
+
+    Raises
+    ------
+    EngineError
+        When it holds text that is not Unicode, such as a path that is not UTF-8.
+    """
+    try:
+        data = msgspec.msgpack.encode(message)
+    except UnicodeEncodeError:
+        raise EngineError(
+            "a name or text is not Unicode and cannot be sent to another process"
+        ) from None
     stream.write(len(data).to_bytes(_LENGTH, "big") + data)
     stream.flush()
 

@@ -14,6 +14,7 @@ from jupyter_detllm.core.stamp import Call, ModelIdentity
 from jupyter_detllm.core.stamp import Run as EngineRun
 from jupyter_detllm.engines.base import EngineSpec, TokenScore
 from jupyter_detllm.engines.start import Modifiers
+from jupyter_detllm.errors import EngineError
 from jupyter_detllm.verify.job import (
     Aborted,
     CallFailed,
@@ -97,6 +98,13 @@ def test_events_are_read_in_order_and_half_of_one_is_none() -> None:
     assert read_message(pipe, kind) is None
     for cut in (3, 8, 12):
         assert read_message(io.BytesIO(whole[:cut]), kind) is None
+
+
+def test_text_that_is_not_unicode_is_refused_in_one_line() -> None:
+    pipe = io.BytesIO()
+    with pytest.raises(EngineError, match="is not Unicode"):
+        write_message(pipe, Stage("models/\udcff"))
+    assert pipe.getvalue() == b""
 
 
 def test_a_result_keeps_what_the_events_say() -> None:
