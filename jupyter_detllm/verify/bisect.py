@@ -16,6 +16,7 @@ from jupyter_detllm.controls.guard import child_environment
 from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
 from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
+from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView, NotebookView, check_cell
 from jupyter_detllm.core.policy import Policy, PolicyKind
 from jupyter_detllm.core.stamp import Call, Stamp, assemble_stamp
