@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Any, TypeAlias
@@ -33,6 +33,7 @@ __all__ = [
     "SKIP_TAG",
     "CellView",
     "JsonObject",
+    "KnownCells",
     "NotebookView",
     "Since",
     "Which",
@@ -40,6 +41,7 @@ __all__ = [
     "check_format",
     "output_stamp",
     "own_metadata",
+    "read_fingerprints",
     "read_notebook",
     "schema_problems",
     "since",
@@ -151,7 +153,13 @@ SKIP_TAG = "detllm-skip"
 _POLICY_TAG = "detllm-policy-"
 
 
-def read_notebook(notebook: Mapping[str, Any], which: Which = Which.BOTH) -> NotebookView:
+KnownCells: TypeAlias = MutableMapping[int, CellView | None]
+"""Cells that were read before, by the `id` of their dict, which lives on and never changes."""
+
+
+def read_notebook(
+    notebook: Mapping[str, Any], which: Which = Which.BOTH, known: KnownCells | None = None
+) -> NotebookView:
     """Return the cells of a notebook that generate or carry stamps.
 
     Parameters
@@ -160,6 +168,8 @@ def read_notebook(notebook: Mapping[str, Any], which: Which = Which.BOTH) -> Not
         The dict of its JSON.
     which
         The stamps that are read; each costs a recomputation of its digests.
+    known
+        Cells that need not be read again; those that are read are added.
 
     Raises
     ------
@@ -167,16 +177,19 @@ def read_notebook(notebook: Mapping[str, Any], which: Which = Which.BOTH) -> Not
         When it is not an nbformat 4 notebook.
     """
     check_format(notebook)
-    fingerprints, problems = _fingerprints(notebook)
+    fingerprints, problems = read_fingerprints(notebook)
     cells = []
     context = _Context(fingerprints, which)
+    known = {} if known is None else known
     for number, cell in enumerate(notebook["cells"], start=1):
         if not isinstance(cell, dict):
             raise NotebookError(f"cell {number} is not an object", expected="a notebook")
         if cell.get("cell_type") == "code":
-            view = _cell(number, cell, context)
+            if id(cell) not in known:
+                known[id(cell)] = _cell(cell, context)
+            view = known[id(cell)]
             if view is not None:
-                cells.append(view)
+                cells.append(context.placed(view, number))
     return NotebookView(tuple(cells), fingerprints, tuple(problems))
 
 
@@ -205,7 +218,8 @@ def own_metadata(holder: Mapping[str, Any]) -> Mapping[str, Any]:
     return _mapping(_mapping(holder.get("metadata")).get(KEY))
 
 
-def _fingerprints(notebook: Mapping[str, Any]) -> tuple[dict[str, Fingerprint], list[str]]:
+def read_fingerprints(notebook: Mapping[str, Any]) -> tuple[dict[str, Fingerprint], list[str]]:
+    """Return the sound fingerprints of a notebook by digest, and what is wrong with others."""
     meta = own_metadata(notebook)
     found: dict[str, Fingerprint] = {}
     problems = schema_problems(meta, NOTEBOOK_SCHEMA, "notebook")
@@ -265,8 +279,18 @@ class _Context:
             problems.append(str(error))
             return None
 
+    def placed(self, view: CellView, number: int) -> CellView:
+        """Return a cell as it stands in the notebook: with its number, its name its own."""
+        # A name that no `%%detgen` line gives may be used twice: it comes from a stamp.
+        name = view.name if magic_line(view.source) is not None else ""
+        owner = self.names.setdefault(name, number) if name else number
+        if owner == number:
+            return replace(view, number=number)
+        taken = f"the name {name!r} is already used by cell {owner}"
+        return replace(view, number=number, problems=(taken, *view.problems))
 
-def _cell(number: int, cell: JsonObject, context: _Context) -> CellView | None:
+
+def _cell(cell: JsonObject, context: _Context) -> CellView | None:
     meta = own_metadata(cell)
     problems = schema_problems(meta, CELL_SCHEMA, "cell")
     source = _text(cell.get("source"))
@@ -283,15 +307,13 @@ def _cell(number: int, cell: JsonObject, context: _Context) -> CellView | None:
     actual = context.read(read, "the output's stamp", problems)
     # A name may stand after options, which only the magic knows to tell apart.
     name = line_name(line or "") or (actual.name if line is not None and actual else "")
-    if name and context.names.setdefault(name, number) != number:
-        problems.append(f"the name {name!r} is already used by cell {context.names[name]}")
     if line is not None and actual is not None and not still_shown(actual, _shown_texts(cell)):
         problems.append("the text that the output shows is not the stamped one: run the cell again")
     reference_json = meta.get("reference")
     before = meta.get("previous") if which is Which.BOTH else None
     wanted = which in (Which.BOTH, Which.REFERENCE) or (which is Which.ONE and actual is None)
     return CellView(
-        number=number,
+        number=0,
         cell_id=cell_id[:64] if isinstance(cell_id := cell.get("id"), str) else "",
         name=name or (actual.name if actual else ""),
         source=source,

@@ -1,11 +1,8 @@
-"""Stamps of outputs promoted to references, and removed again: dict in, new dict out.
-
-The lab extension does the same in the browser; both must give equal metadata.
-"""
+"""Stamps of outputs promoted to references, and removed again: dict in, new dict out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -18,6 +15,7 @@ from jupyter_detllm.core.notebook import (
     RUN_KEY,
     CellView,
     JsonObject,
+    KnownCells,
     NotebookView,
     check_format,
     output_stamp,
@@ -61,21 +59,41 @@ class Change:
     why: str
 
 
-def promote(notebook: JsonObject, update: Update) -> tuple[JsonObject, tuple[Change, ...]]:
+def promote(
+    notebook: JsonObject,
+    update: Update,
+    chosen: Container[int] | None = None,
+    known: KnownCells | None = None,
+) -> tuple[JsonObject, tuple[Change, ...]]:
     """Return the notebook with stamps promoted, and what was done per cell.
 
-    The notebook returned is the one given, the same object, when nothing changed.
+    The notebook returned is the one given, the same object, when nothing changed; so is
+    every cell of it.
+
+    Parameters
+    ----------
+    notebook
+        The dict of its JSON.
+    update
+        Which stamps are promoted.
+    chosen
+        Numbers of the cells, from 1, that may be promoted; None for all.
+    known
+        Cells that need not be read again, see `read_notebook`.
 
     Raises
     ------
     NotebookError
         When it is not a notebook, or its shared metadata is of another schema.
     """
-    view = read_notebook(notebook)
+    known = {} if known is None else known
+    view = read_notebook(notebook, known=known)
     _check_schema(notebook)
     cells = list(notebook["cells"])
     changes = []
     for cell in view.cells:
+        if chosen is not None and cell.number not in chosen:
+            continue
         change, meta = _decide(cell, cells[cell.number - 1], update)
         changes.append(change)
         if meta is not None:
@@ -88,7 +106,7 @@ def promote(notebook: JsonObject, update: Update) -> tuple[JsonObject, tuple[Cha
             changes.append(Change(label, ChangeKind.REMOVED, "it is no longer a code cell"))
     promoted = {**notebook, "cells": cells}
     changed = any(a is not b for a, b in zip(cells, notebook["cells"], strict=True))
-    shared = _shared(promoted, read_notebook(promoted) if changed else view)
+    shared = _shared(promoted, read_notebook(promoted, known=known) if changed else view)
     if shared != _metadata(notebook).get(KEY):
         promoted = _with_metadata(promoted, shared)
     return (promoted if promoted != notebook else notebook), tuple(changes)
@@ -116,7 +134,7 @@ def _decide(cell: CellView, raw: JsonObject, update: Update) -> tuple[Change, Js
         return no(ChangeKind.REFUSED, "the output is of an earlier source: run the cell first")
     if cell.reference_json is None:
         return Change(cell.label, ChangeKind.ADDED, "first reference"), _cell_meta(raw, cell)
-    if cell.reference is not None and _same_content(cell.reference, cell.actual):
+    if cell.reference is not None and _same_content(cell):
         return no(ChangeKind.UNCHANGED, "equal to its reference")
     if cell.reference is not None and cell.reference.source != cell.actual.source:
         return Change(cell.label, ChangeKind.REPLACED, "its source was changed"), _cell_meta(
@@ -127,9 +145,14 @@ def _decide(cell: CellView, raw: JsonObject, update: Update) -> tuple[Change, Js
     return no(ChangeKind.KEPT, "it differs from its reference under the same source")
 
 
-def _same_content(reference: Stamp, actual: Stamp) -> bool:
-    """Whether two stamps hold the same, wherever their generations were taken from."""
-    return reference.without_cache().digest == actual.without_cache().digest
+def _same_content(cell: CellView) -> bool:
+    """Whether both stamps hold the same, wherever their generations were taken from."""
+    stored = [(side or {}).get("digest") for side in (cell.reference_json, cell.actual_json)]
+    if stored[0] == stored[1]:  # what a stamp says of itself was held to its content
+        return True
+    if cell.reference is None or cell.actual is None:
+        return False
+    return cell.reference.without_cache().digest == cell.actual.without_cache().digest
 
 
 def _only_reference_broken(cell: CellView) -> bool:

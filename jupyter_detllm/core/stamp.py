@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 
 from jupyter_detllm.core.attempts import Attempt
 from jupyter_detllm.core.canonical import Digest, Json, digest_of
@@ -108,7 +109,7 @@ class Call:
         return tuple(zip(self.requests, map(tuple, found), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stamp:
     """Everything one cell's generations depended on, and what they were.
 
@@ -154,7 +155,7 @@ class Stamp:
     reach: Reach | None = None
     beyond_reach: bool = False
 
-    @property
+    @cached_property
     def digest(self) -> Digest:
         """Digest of the whole content; the same for a stamp and its reference."""
         return content_digest(self._content(store_prompt=True))
@@ -166,6 +167,8 @@ class Stamp:
 
     def without_cache(self) -> Stamp:
         """Return the stamp that generating the same would have made."""
+        if not self.cached:
+            return self
         return replace(self, calls=tuple(replace(call, cached=()) for call in self.calls))
 
     @property
@@ -188,7 +191,7 @@ class Stamp:
         """All generations, in order."""
         return tuple(generation for call in self.calls for generation in call.generations)
 
-    @property
+    @cached_property
     def generation_digest(self) -> Digest:
         """Digest over the generation digests of all calls."""
         return digest_of([str(call.digest) for call in self.calls])
