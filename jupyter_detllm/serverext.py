@@ -1,7 +1,8 @@
-"""Optional Jupyter server extension: promotes stamps when a notebook is saved.
+"""Jupyter server extension: judges notebooks for the lab extension, promotes stamps on Save.
 
-For front ends without the lab extension. It is loaded by every Jupyter server of the
-environment and does nothing until one trait is set, in ``jupyter_server_config.py``::
+It is loaded by every Jupyter server of the environment. The first half is an endpoint
+(`jupyter_detllm.server`). The second is for front ends that do not run the lab extension,
+and does nothing until one trait is set, in ``jupyter_server_config.py``::
 
     c.DetLLMServer.stamp_on_save = "new"
 """
@@ -60,6 +61,10 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 
 def _load_jupyter_server_extension(serverapp: Any) -> None:
+    # Only a Jupyter server has what the endpoint is made of.
+    from jupyter_detllm.server.handler import add_judge
+
+    add_judge(serverapp.web_app)
     settings = DetLLMServer(parent=serverapp)
     if settings.stamp_on_save == _OFF:
         return

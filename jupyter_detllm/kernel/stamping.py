@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from jupyter_detllm import __version__
 from jupyter_detllm.core.attempts import Attempt
 from jupyter_detllm.core.canonical import Digest, Json
 from jupyter_detllm.core.fingerprint import Fingerprint
@@ -278,6 +279,8 @@ class CellRecord:
         tokens = sum(s.tokens for s in self.stats)
         out: dict[str, Json] = {
             "run_id": uuid.uuid4().hex,
+            # The server that judges the notebook may have another one.
+            "version": __version__,
             "seconds": round(seconds, 3),
             "tokens_per_second": round(tokens / seconds, 1) if seconds > 0 else None,
             "cached_tokens": sum(s.cached_tokens for s in self.stats),

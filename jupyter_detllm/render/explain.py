@@ -42,6 +42,7 @@ __all__ = [
     "informational_heading",
     "next_step",
     "side_labels",
+    "verdict_words",
     "what_changed",
 ]
 
@@ -83,14 +84,18 @@ def explain(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> tuple[Line,
 
 
 def _heading(cell: CellReport) -> str:
-    label = clip(visible(cell.view.label), _COLUMNS)
+    return f"{clip(visible(cell.view.label), _COLUMNS)}: {verdict_words(cell)}"
+
+
+def verdict_words(cell: CellReport) -> str:
+    """Return the verdict about a cell, and what the policy or a tag makes of it."""
     policy = f"policy {cell.policy} ({cell.policy_from})"
     word = {
         Standing.FAILED: f", not accepted by {policy}",
         Standing.RELAXED: f", accepted by {policy}",
         Standing.SKIPPED: ", skipped by its tag",
     }.get(cell.standing, "")
-    return f"{label}: {cell.verdict}{word}"
+    return f"{cell.verdict}{word}"
 
 
 def _incidental(cell: CellReport) -> list[Line]:
