@@ -1,50 +1,26 @@
-"""The lab extension's bundle and generated table: written after a build, checked without node.
+"""The lab extension's bundle: its digests written after a build, checked without node.
 
 ``python -m tools.lab_bundle`` exits with 1 while the committed bundle was not built from
-the committed sources. ``--fields`` writes the table of fingerprint fields before a build,
-``--write`` the digests after it; ``npm run build`` in ``labextension/`` does both.
+the committed sources. ``--write`` writes the digests; ``npm run build`` in
+``labextension/`` does so.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-__all__ = ["BUILD", "FIELDS_FILE", "fields_source", "findings", "main", "state"]
+__all__ = ["BUILD", "findings", "main", "state"]
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "labextension"
 BUNDLE = ROOT / "jupyter_detllm" / "labextension"
 STATE_FILE = BUNDLE / "SOURCES"
-FIELDS_FILE = SOURCES / "src" / "core" / "fields.ts"
 BUILD = "cd labextension && npm ci --ignore-scripts && npm run build"
 _FOLDERS = ("src", "style", "schema")
 _FILES = ("package.json", "package-lock.json", "tsconfig.json")
-
-
-def fields_source() -> str:
-    """Return the table of fields as TypeScript."""
-    from jupyter_detllm.core.fields import FIELDS, Role
-
-    lines = [
-        "/** Written by `python -m tools.lab_bundle --fields` from `core/fields.py`. */",
-        "",
-        "/** Field to whether it is numerics, its weight, and why it changes results. */",
-        "export const FIELDS: { readonly [name: string]: readonly [boolean, number, string] } = {",
-    ]
-    for index, row in enumerate(sorted(FIELDS, key=lambda row: row.name)):
-        comma = "" if index == len(FIELDS) - 1 else ","
-        numerics = _text(row.role is Role.NUMERICS)
-        value = f"[{numerics}, {row.weight}, {_text(row.why)}]"
-        lines.append(f"  {_text(row.name)}: {value}{comma}")
-    return "\n".join([*lines, "};", ""])
-
-
-def _text(value: str | bool) -> str:
-    return json.dumps(value, ensure_ascii=True)
 
 
 def _digest(files: Iterable[Path], base: Path) -> str:
@@ -66,20 +42,14 @@ def state() -> str:
 
 def findings() -> list[str]:
     """Return what is not current, one line each."""
-    out = []
-    if not FIELDS_FILE.is_file() or FIELDS_FILE.read_text(encoding="utf-8") != fields_source():
-        out.append("src/core/fields.ts is not the table in core/fields.py")
     if not STATE_FILE.is_file() or STATE_FILE.read_text(encoding="ascii") != state():
-        out.append("jupyter_detllm/labextension was not built from the present sources")
-    return out
+        return ["jupyter_detllm/labextension was not built from the present sources"]
+    return []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write one of both, or check."""
+    """Write the digests, or check."""
     options = list(sys.argv[1:] if argv is None else argv)
-    if options == ["--fields"]:
-        FIELDS_FILE.write_text(fields_source(), encoding="utf-8")
-        return 0
     if options == ["--write"]:
         STATE_FILE.write_text(state(), encoding="ascii")
         return 0

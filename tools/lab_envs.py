@@ -1,7 +1,8 @@
 """Environments with older JupyterLabs and with collaboration, for the browser tests.
 
 ``python -m tools.lab_envs`` creates what is missing in ``.venv-labs``. They hold the server
-only: kernels run in the environment of the tests.
+only: kernels run in the environment of the tests, and the server part of this package is
+imported from the checkout.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "4.2 together": ("jupyterlab==4.2.*", "jupyter-collaboration==2.*", "setuptools<81"),
     "4.4 together": ("jupyterlab==4.4.*", "jupyter-collaboration==4.*"),
 }
+# What the server part of this package imports.
+_JUDGE = ("msgspec", "rfc8785")
 _DONE = "complete"
 
 
@@ -35,14 +38,15 @@ def python_of(name: str) -> Path:
 
 def _create(name: str) -> int:
     folder = python_of(name).parents[1]
-    wanted = "\n".join(ENVIRONMENTS[name])
+    packages = (*ENVIRONMENTS[name], *_JUDGE)
+    wanted = "\n".join(packages)
     if (folder / _DONE).is_file() and (folder / _DONE).read_text(encoding="utf-8") == wanted:
         return 0
-    sys.stdout.write(f"labs: installing {' '.join(ENVIRONMENTS[name])}\n")
+    sys.stdout.write(f"labs: installing {' '.join(packages)}\n")
     sys.stdout.flush()
     steps = (
         [sys.executable, "-m", "venv", "--clear", str(folder)],
-        [str(python_of(name)), "-m", "pip", "install", "--quiet", *ENVIRONMENTS[name]],
+        [str(python_of(name)), "-m", "pip", "install", "--quiet", *packages],
     )
     for step in steps:
         done = subprocess.run(step, check=False, capture_output=True, text=True)

@@ -21,7 +21,7 @@ export function runIn(
   stamper: NotebookStamper,
   command: string,
   cellId: string | undefined
-): ICommandResult | null {
+): Promise<ICommandResult> | null {
   switch (command) {
     case COMMANDS.stampAll:
       return stamper.promote('new');
@@ -78,15 +78,18 @@ export function listen(host: IWidgetHost): void {
       return;
     }
     event.preventDefault();
-    request.respond(answer(host, panel, request));
+    void answer(host, panel, request).then(result => request.respond(result));
   });
 }
 
-function answer(host: IWidgetHost, panel: NotebookPanel, request: IRequest): ICommandResult {
+async function answer(
+  host: IWidgetHost,
+  panel: NotebookPanel,
+  request: IRequest
+): Promise<ICommandResult> {
   if (request.command === COMMANDS.openPanel) {
     host.openPanel();
   }
-  const stamper = host.stamperOf(panel);
-  const done = runIn(panel, stamper, request.command, request.cellId);
+  const done = runIn(panel, host.stamperOf(panel), request.command, request.cellId);
   return done ?? { ok: true, text: 'the JupyterLab extension is here', cells: [] };
 }

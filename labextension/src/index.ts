@@ -3,12 +3,14 @@ import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';
 import { DocumentRegistry } from '@jupyterlab/docregistry';
 import { INotebookModel, INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { ServerConnection } from '@jupyterlab/services';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { Signal } from '@lumino/signaling';
 
 import { COMMANDS, cellIdOf, listen, runIn } from './commands';
 import * as core from './core';
 import { Indicator } from './indicator';
+import { JudgeClient } from './judge';
 import { DetLLMPanel } from './panel';
 import { NotebookStamper, StampPolicy } from './stamper';
 
@@ -27,7 +29,8 @@ function stamperOf(panel: NotebookPanel): NotebookStamper {
   if (found) {
     return found;
   }
-  const made = new NotebookStamper(panel.context, () => stampPolicy);
+  const client = new JudgeClient(ServerConnection.makeSettings());
+  const made = new NotebookStamper(panel.context, client, () => stampPolicy);
   stampers.set(panel.context, made);
   return made;
 }
@@ -121,19 +124,19 @@ class Surface {
     });
   }
 
-  private run(command: string, cellId: string | undefined | null): unknown {
+  private async run(command: string, cellId: string | undefined | null): Promise<unknown> {
     const panel = this.tracker.currentWidget;
     if (panel === null || cellId === null) {
       return null;
     }
-    const result = runIn(panel, stamperOf(panel), command, cellId);
+    const result = await runIn(panel, stamperOf(panel), command, cellId);
     if (result) {
       this.panel.say(result.text);
       if (!result.ok) {
         this.openPanel();
       }
     }
-    return result as never;
+    return result;
   }
 
   private follow(): void {

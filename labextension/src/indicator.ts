@@ -1,19 +1,19 @@
 import { Widget } from '@lumino/widgets';
 
+import { IStatus, WAITING } from './core/status';
 import { button, element } from './dom';
-import { clip } from './explain';
-import { EMPTY, IStatus, verdictText } from './status';
 
 const MOST_LINES = 12;
 
 function hint(status: IStatus): string {
-  const lines = status.cells.map(cell => `${clip(cell.view.label, 50)}: ${verdictText(cell)}`);
+  const lines = status.cells.map(cell => `${cell.label}: ${cell.text}`);
   if (lines.length > MOST_LINES) {
     lines.splice(MOST_LINES, lines.length, `and ${lines.length - MOST_LINES} more`);
   }
   if (status.late.length) {
-    lines.push(`too late: ${clip(status.late.join(', '), 80)}`);
+    lines.push(`too late: ${status.late.join(', ').slice(0, 80)}`);
   }
+  lines.push(...status.notes);
   return [...lines, 'Click for details'].join('\n');
 }
 
@@ -28,7 +28,7 @@ export class Indicator extends Widget {
     node.append(dot, label);
     super({ node });
     this.label = label;
-    this.show_(EMPTY);
+    this.show_(WAITING);
   }
 
   show_(status: IStatus): void {

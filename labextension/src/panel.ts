@@ -1,10 +1,8 @@
 import { Widget } from '@lumino/widgets';
 
-import { shortDigest } from './core/canonical';
-import { generationDigest } from './core/stamp';
+import { ICellRow } from './core/protocol';
+import { IStatus } from './core/status';
 import { button, element } from './dom';
-import { clip, explain } from './explain';
-import { ICellStatus, IStatus, verdictText } from './status';
 
 export interface IPanelActions {
   jump(cellId: string): void;
@@ -35,7 +33,7 @@ export class DetLLMPanel extends Widget {
 
   /** Say what a command did. */
   say(text: string): void {
-    this.message.textContent = clip(text, 200);
+    this.message.textContent = text.slice(0, 300);
   }
 
   show_(shown: IShown | null): void {
@@ -65,7 +63,7 @@ export class DetLLMPanel extends Widget {
 
   private content({ name, status }: IShown): Node[] {
     const out: Node[] = [
-      element('h2', { class: 'jp-detllm-title', text: clip(name, 60) }),
+      element('h2', { class: 'jp-detllm-title', text: name.slice(0, 60) }),
       element('p', {
         class: 'jp-detllm-summary',
         text: status.text,
@@ -73,15 +71,19 @@ export class DetLLMPanel extends Widget {
       }),
       element('div', { class: 'jp-detllm-actions' }, this.stampAll(), this.acceptAll())
     ];
-    for (const problem of status.problems.slice(0, 5)) {
-      out.push(element('p', { class: 'jp-detllm-problem', text: clip(problem, 160) }));
+    for (const problem of [...status.notes, ...status.problems.slice(0, 5)]) {
+      out.push(element('p', { class: 'jp-detllm-problem', text: problem }));
     }
     if (status.late.length) {
-      const text = `too late to be in force: ${clip(status.late.join(', '), 160)}`;
+      const text = `too late to be in force: ${status.late.join(', ').slice(0, 160)}`;
       out.push(element('p', { class: 'jp-detllm-problem', text }));
     }
     const items = status.cells.map(cell => this.item(cell));
-    out.push(items.length ? element('ol', { class: 'jp-detllm-cells' }, ...items) : nothing());
+    if (items.length) {
+      out.push(element('ol', { class: 'jp-detllm-cells' }, ...items));
+    } else if (!status.notes.length) {
+      out.push(nothing());
+    }
     return out;
   }
 
@@ -103,26 +105,25 @@ export class DetLLMPanel extends Widget {
     });
   }
 
-  private item(cell: ICellStatus): HTMLElement {
-    const { view } = cell;
-    const label = clip(view.label, 50);
+  private item(cell: ICellRow): HTMLElement {
+    const { id, label } = cell;
     const head = element('div', { class: 'jp-detllm-head' });
     head.append(
-      button(label, () => this.actions.jump(view.cellId), {
+      button(label, () => this.actions.jump(id), {
         class: 'jp-detllm-jump',
-        attributes: { 'data-key': `jump ${view.cellId}`, title: 'Go to this cell' }
+        attributes: { 'data-key': `jump ${id}`, title: 'Go to this cell' }
       }),
       element('span', {
         class: 'jp-detllm-verdict',
-        text: verdictText(cell),
+        text: cell.text,
         attributes: { 'data-standing': cell.standing }
       })
     );
     const out = element('li', { class: 'jp-detllm-cell' }, head, details(cell));
-    if (view.actual && cell.standing !== 'recorded' && cell.outcome.verdict !== 'match') {
-      const accept = button('Accept as reference', () => this.actions.acceptCell(view.cellId), {
+    if (cell.acceptable) {
+      const accept = button('Accept as reference', () => this.actions.acceptCell(id), {
         attributes: {
-          'data-key': `accept ${view.cellId}`,
+          'data-key': `accept ${id}`,
           'aria-label': `Accept the new generation of ${label} as reference`
         }
       });
@@ -142,20 +143,10 @@ function nothing(): HTMLElement {
   return element('p', { text: 'No cell of this notebook generates or carries a stamp.' });
 }
 
-function details(cell: ICellStatus): HTMLElement {
+function details(cell: ICellRow): HTMLElement {
   const list = element('dl', { class: 'jp-detllm-lines' });
-  const lines = [...explain(cell.outcome)];
-  const stamp = cell.view.actual ?? cell.view.reference;
-  if (stamp) {
-    const digest = shortDigest(generationDigest(stamp));
-    lines.push({ label: 'stamp', text: `${stamp.level}, ${clip(stamp.model.name, 40)}, ${digest}` });
-    if (stamp.selfTest) {
-      lines.push({ label: 'self-test', text: clip(stamp.selfTest, 120) });
-    }
-  }
-  for (const line of lines) {
-    list.append(element('dt', { text: line.label }), element('dd', { text: line.text }));
+  for (const [label, text] of cell.lines) {
+    list.append(element('dt', { text: label }), element('dd', { text }));
   }
   return list;
 }
-

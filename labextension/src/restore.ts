@@ -1,11 +1,9 @@
 /** Outputs that a closed page lost: `%detllm stamps` sends them, and they are put back. */
 import { ICellModel, ICodeCellModel } from '@jupyterlab/cells';
 
-import { IJsonObject, isObject, mapping, own } from './core/canonical';
-import { magicLine } from './core/magicline';
-import { KEY } from './core/notebook';
-import { StampError } from './core/reader';
-import { IStamp, readStamp, sourceDigest } from './core/stamp';
+import { IJsonObject, isObject, mapping, own } from './core/json';
+import { isDetgen, sourceDigest } from './core/source';
+import { KEY } from './snapshot';
 
 type Output = Parameters<ICodeCellModel['outputs']['add']>[0];
 
@@ -17,7 +15,8 @@ const MAX_ID = 64;
 export interface ILost {
   readonly cellId: string;
   readonly outputs: readonly Output[];
-  readonly stamp: IStamp;
+  /** Digest of the source that the stamp is of; what else it says, the server judges. */
+  readonly source: string;
 }
 
 /** What a kernel's message brings for cells of its notebook; nothing for any other message. */
@@ -38,15 +37,8 @@ function lostOutput(cell: unknown): ILost | null {
   }
   const displays = outputs.map(mapping).map(display);
   const [last] = displays.slice(-1);
-  try {
-    const stamp = readStamp(own(mapping(last?.metadata), KEY), 'the stamp');
-    return { cellId, outputs: displays, stamp };
-  } catch (error) {
-    if (error instanceof StampError) {
-      return null;
-    }
-    throw error;
-  }
+  const source = own(mapping(own(mapping(last?.metadata), KEY)), 'source');
+  return typeof source === 'string' ? { cellId, outputs: displays, source } : null;
 }
 
 function display(output: IJsonObject): Output {
@@ -60,8 +52,8 @@ export function putBack(cells: readonly ICellModel[], lost: readonly ILost[]): v
   for (const cell of cells) {
     const found = cell.type === 'code' ? byId.get(cell.id) : undefined;
     const source = cell.sharedModel.getSource();
-    if (found && sourceDigest(source) === found.stamp.source && !isStamped(cell)) {
-      fill(cell as ICodeCellModel, found.outputs, magicLine(source) !== null);
+    if (found && sourceDigest(source) === found.source && !isStamped(cell)) {
+      fill(cell as ICodeCellModel, found.outputs, isDetgen(source));
     }
   }
 }
@@ -72,11 +64,11 @@ function isStamped(cell: ICellModel): boolean {
 }
 
 /** All a generating cell shows is ours; of another cell only the stamp is. */
-function fill(cell: ICodeCellModel, outputs: readonly Output[], isDetgen: boolean): void {
-  if (isDetgen) {
+function fill(cell: ICodeCellModel, outputs: readonly Output[], generates: boolean): void {
+  if (generates) {
     cell.outputs.clear();
   }
-  for (const output of isDetgen ? outputs : outputs.slice(-1)) {
+  for (const output of generates ? outputs : outputs.slice(-1)) {
     cell.outputs.add(output);
   }
 }

@@ -1,133 +1,35 @@
-/** Keeps a notebook's references in its metadata. One per document, whatever shows it. */
+/**
+ * Keeps a notebook's references in its metadata. One per document, whatever shows it.
+ *
+ * The server judges and says what to write; the document is changed here, and only where
+ * it still is what was judged.
+ */
 import { ICellModel, ICodeCellModel } from '@jupyterlab/cells';
 import { DocumentRegistry } from '@jupyterlab/docregistry';
 import { INotebookModel } from '@jupyterlab/notebook';
 import { ISignal, Signal } from '@lumino/signaling';
 
-import { IJsonObject, equal, mapping, own } from './core/canonical';
-import { KEY, NotebookError, RUN_KEY, readNotebook } from './core/notebook';
-import { IChange, Selection, Update, promote } from './core/promotion';
+import { IJsonObject, equal, mapping } from './core/json';
+import { IAnswer, IChange, IPatch, Update } from './core/protocol';
+import { IStatus, WAITING, isOutdated, notCompared, statusOf } from './core/status';
+import { JudgeClient, MissingError } from './judge';
 import { lostOutputs, putBack } from './restore';
-import { EMPTY, IStatus, statusOf } from './status';
+import { KEY, Part, Snapshot, cellMetadata } from './snapshot';
 
 export type StampPolicy = Update | 'off';
 
 /** How long changes are gathered before they are looked at. */
 const DEBOUNCE_MS = 250;
 const KEPT_TIMES = 200;
-const PLAIN = 'text/plain';
+/** How long a save waits for references; without them it goes on, and the next has them. */
+const SAVE_WAITS_MS = 2000;
+/** How often what was changed while it was judged is judged again at once. */
+const ATTEMPTS = 3;
 
 interface IMessage {
   readonly header: { readonly msg_type: string };
   readonly parent_header: unknown;
   readonly content: unknown;
-}
-
-type Part = 'source' | 'metadata' | 'outputs';
-
-/** What of a cell decides about its stamp, as JSON, read again only where it changed. */
-class Snapshot {
-  constructor(readonly cell: ICellModel) {}
-
-  forget(part: Part): void {
-    this.stale.add(part);
-  }
-
-  /** The same object as long as nothing changed, which is what parsers cache by. */
-  json(): IJsonObject {
-    if (this.raw === null || this.stale.size) {
-      const { cell } = this;
-      const parts = { source: this.read('source'), metadata: this.read('metadata') };
-      const outputs = this.read('outputs');
-      const same =
-        this.raw !== null &&
-        this.raw.source === parts.source &&
-        this.raw.metadata === parts.metadata &&
-        this.raw.outputs === outputs;
-      this.stale.clear();
-      if (!same) {
-        this.raw = { cell_type: cell.type, id: cell.id, ...parts, outputs };
-      }
-    }
-    return this.raw as IJsonObject;
-  }
-
-  /** Take over what was written into the cell. */
-  written(raw: IJsonObject): void {
-    this.raw = raw;
-  }
-
-  /** Whether the outputs are of another run than when this was last asked. */
-  ranAgain(): boolean {
-    const run = runOf(this.json());
-    const again = run !== this.run;
-    this.run = run;
-    return again;
-  }
-
-  private read(part: Part): unknown {
-    const known = this.raw?.[part];
-    if (this.raw !== null && !this.stale.has(part)) {
-      return known;
-    }
-    const found = READERS[part](this.cell);
-    // Jupyter makes outputs anew without changing them, as when a notebook is trusted.
-    return equal(known, found) ? known : found;
-  }
-
-  private readonly stale = new Set<Part>();
-  private raw: IJsonObject | null = null;
-  private run = '';
-}
-
-const READERS: { readonly [part in Part]: (cell: ICellModel) => unknown } = {
-  source: cell => cell.sharedModel.getSource(),
-  metadata: cellMetadata,
-  outputs: cell => (cell.type === 'code' ? outputsOf(cell as ICodeCellModel) : [])
-};
-
-/** What tells one stamped run from another: its id and its content; "" without a stamp. */
-function runOf(cell: IJsonObject): string {
-  const stamped = (cell.outputs as IJsonObject[]).map(output => mapping(output.metadata));
-  const [last] = stamped.filter(metadata => KEY in metadata).slice(-1);
-  const run = own(mapping(own(last ?? {}, RUN_KEY)), 'run_id');
-  return last ? JSON.stringify([run, own(mapping(last[KEY]), 'digest')]) : '';
-}
-
-function cellMetadata(cell: ICellModel): IJsonObject {
-  const out: IJsonObject = {};
-  for (const key of [KEY, 'tags']) {
-    const value = cell.getMetadata(key);
-    if (value !== undefined) {
-      out[key] = value;
-    }
-  }
-  return out;
-}
-
-/** The outputs without their data, unless they show what a stamp must agree with. */
-function outputsOf(cell: ICodeCellModel): unknown[] {
-  const out: IJsonObject[] = [];
-  for (let index = 0; index < cell.outputs.length; index++) {
-    const metadata = mapping(cell.outputs.get(index).metadata);
-    const kept: IJsonObject = {};
-    for (const key of [KEY, RUN_KEY]) {
-      const value = own(metadata, key);
-      if (value !== undefined) {
-        kept[key] = value;
-      }
-    }
-    out.push({ metadata: kept });
-  }
-  if (out.some(output => KEY in mapping(output.metadata))) {
-    out.forEach((output, index) => {
-      const text = own(mapping(cell.outputs.get(index).data), PLAIN);
-      if (text !== undefined) {
-        output.data = { [PLAIN]: text };
-      }
-    });
-  }
-  return out;
 }
 
 export interface ICommandResult {
@@ -137,16 +39,28 @@ export interface ICommandResult {
   readonly cells: string[];
 }
 
+/** What is promoted in a round: what the policy says, or what a user asked for. */
+interface IRound {
+  readonly update: Update | null;
+  /** null for all cells. */
+  readonly chosen: readonly ICellModel[] | null;
+}
+
+/** How a round ended: with the answer, or one line why nothing was promoted. */
+type Outcome = { readonly answer: IAnswer; readonly current: boolean } | string;
+
 export class NotebookStamper {
-  /** Milliseconds of the extension's own work, the latest last. */
-  readonly times: { change: number[]; refresh: number[]; save: number[] } = {
+  /** Milliseconds, the latest last: our own work, waiting for an answer, keeping a save. */
+  readonly times: { change: number[]; refresh: number[]; answer: number[]; save: number[] } = {
     change: [],
     refresh: [],
+    answer: [],
     save: []
   };
 
   constructor(
     readonly context: DocumentRegistry.IContext<INotebookModel>,
+    private readonly client: JudgeClient,
     private readonly policy: () => StampPolicy
   ) {
     void context.ready.then(() => this.start());
@@ -161,27 +75,37 @@ export class NotebookStamper {
     return this._changed;
   }
 
+  /** Whether something changed that the status does not show yet. */
+  get busy(): boolean {
+    return this.timer !== 0 || this.rounds > 0;
+  }
+
   dispose(): void {
-    window.clearTimeout(this.timer);
+    this.cancel();
     Signal.clearData(this);
   }
 
   /** Promote stamps because the user asked for it. */
-  promote(update: Update, cellId?: string): ICommandResult {
-    this.cancel();
-    const cells = this.cells();
-    const at = cells.findIndex(cell => cell.id === cellId);
-    if (cellId !== undefined && at < 0) {
-      return { ok: false, text: 'there is no such cell in this notebook', cells: [] };
+  async promote(update: Update, cellId?: string): Promise<ICommandResult> {
+    const chosen = cellId === undefined ? null : this.cells().filter(cell => cell.id === cellId);
+    if (chosen?.length === 0) {
+      return failure('there is no such cell in this notebook');
     }
-    const selected: Selection = cellId === undefined ? () => true : index => index === at;
-    const found = this.write(update, selected);
-    this.refresh(typeof found !== 'string');
-    return typeof found === 'string' ? failure(found) : this.result(found);
+    if (this.context.model.readOnly) {
+      return failure('the notebook is read-only here');
+    }
+    const outcome = await this.insist(() => ({ update, chosen }));
+    if (typeof outcome === 'string') {
+      return failure(outcome);
+    }
+    const { answer, current } = outcome;
+    return current
+      ? this.result(answer.changes)
+      : failure('the notebook was changed meanwhile: nothing was written');
   }
 
   private result(changes: readonly IChange[]): ICommandResult {
-    const recorded = this.status.cells.filter(cell => cell.standing === 'recorded');
+    const recorded = this.status.cells.filter(row => row.standing === 'recorded');
     const done = changes.filter(change => ['added', 'replaced'].includes(change.kind));
     const refused = changes.filter(change => ['refused', 'kept'].includes(change.kind));
     const [first] = refused.length ? refused : done.length ? done : changes;
@@ -190,7 +114,7 @@ export class NotebookStamper {
     return {
       ok: !refused.length && changes.length > 0,
       text: counted + why,
-      cells: recorded.map(cell => cell.view.cellId)
+      cells: recorded.map(row => row.id)
     };
   }
 
@@ -219,16 +143,42 @@ export class NotebookStamper {
         this.schedule();
       }
     }, this);
-    // Emitted before the model is serialised: nothing is lost to the debounce.
-    this.context.saveState.connect((_, state) => {
-      if (state === 'started') {
-        this.timed('save', () => this.flush(() => true));
-      }
-    }, this);
+    this.stampBeforeSaving();
     this.context.sessionContext.iopubMessage.connect((_, message) => this.heard(message), this);
     // Opening a notebook never writes.
     this.cells().forEach(cell => void this.snapshotOf(cell).ranAgain());
-    this.refresh();
+    void this.round(() => ({ update: null, chosen: null }));
+  }
+
+  /** Save what the policy promotes: nothing is lost to the debounce. */
+  private stampBeforeSaving(): void {
+    const { context } = this;
+    // JupyterLab serialises at once when it says that it saves, so its signal is too late.
+    const [save, saveAs] = [context.save.bind(context), context.saveAs.bind(context)];
+    context.save = async () => {
+      await this.beforeSave();
+      return save();
+    };
+    context.saveAs = async () => {
+      await this.beforeSave();
+      return saveAs();
+    };
+  }
+
+  private async beforeSave(): Promise<void> {
+    const start = performance.now();
+    await this.context.ready;
+    const update = this.writable(this.policy());
+    if (update !== null) {
+      const limit = new Promise(resolve => window.setTimeout(resolve, SAVE_WAITS_MS));
+      await Promise.race([this.insist(() => ({ update, chosen: null })), limit]);
+    }
+    this.note('save', start);
+  }
+
+  private writable(policy: StampPolicy): Update | null {
+    const { model } = this.context;
+    return policy === 'off' || this.isMissing || this.isGone || model.readOnly ? null : policy;
   }
 
   /** Put back what this page's `%detllm stamps` brings: with several pages, in one of them. */
@@ -249,20 +199,23 @@ export class NotebookStamper {
     const changed = (part: Part) => {
       const start = performance.now();
       snapshot.forget(part);
+      if (part === 'source') {
+        this.markStale(cell);
+      }
       this.schedule();
       this.note('change', start);
     };
-    cell.sharedModel.changed.connect((_, change) => {
-      if (change.sourceChange) {
-        changed('source');
-      }
-    }, this);
     cell.metadataChanged.connect((_, args) => {
       if (!this.writing && (args.key === KEY || args.key === 'tags')) {
         changed('metadata');
       }
     }, this);
     if (cell.type === 'code') {
+      cell.sharedModel.changed.connect((_, change) => {
+        if (change.sourceChange) {
+          changed('source');
+        }
+      }, this);
       (cell as ICodeCellModel).outputs.changed.connect(() => {
         this.touched.add(cell);
         changed('outputs');
@@ -270,11 +223,19 @@ export class NotebookStamper {
     }
   }
 
+  /** Show at once that a source is no longer the one that was judged, or is again. */
+  private markStale(cell: ICellModel): void {
+    const row = this.answer?.cells.find(found => found.id === cell.id);
+    const isStale = row !== undefined && isOutdated(row, cell.sharedModel.getSource());
+    if (isStale !== this.stale.has(cell.id)) {
+      this.stale[isStale ? 'add' : 'delete'](cell.id);
+      this.show();
+    }
+  }
+
   private schedule(): void {
-    if (!this.timer) {
-      this.timer = window.setTimeout(() => {
-        this.timed('refresh', () => this.flush(null));
-      }, DEBOUNCE_MS);
+    if (!this.timer && !this.isGone && !this.isMissing) {
+      this.timer = window.setTimeout(() => void this.round(() => this.automatic()), DEBOUNCE_MS);
     }
   }
 
@@ -283,45 +244,153 @@ export class NotebookStamper {
     this.timer = 0;
   }
 
-  private timed(kind: 'refresh' | 'save', work: () => void): void {
-    const start = performance.now();
-    work();
-    this.note(kind, start);
-  }
-
-  private note(kind: 'change' | 'refresh' | 'save', start: number): void {
+  private note(kind: 'change' | 'refresh' | 'answer' | 'save', start: number): void {
     const times = this.times[kind];
     times.push(performance.now() - start);
     times.splice(0, times.length - KEPT_TIMES);
   }
 
-  /** Promote what the policy says: of all cells on Save, of the cells run here otherwise. */
-  private flush(all: Selection | null): void {
-    this.cancel();
-    if (this.isGone) {
-      return;
-    }
-    const policy = this.policy();
-    const touched = new Set([...this.touched].filter(cell => this.snapshotOf(cell).ranAgain()));
-    const due = all !== null || touched.size > 0 || (this.rearranged && this.inOrder);
-    let written = false;
-    if (policy !== 'off' && due) {
-      const cells = this.cells();
-      const done = this.write(policy, all ?? (index => touched.has(cells[index])));
-      written = typeof done !== 'string';
-    }
-    this.touched.clear();
-    this.rearranged = false;
-    this.refresh(written);
+  /** Promote what the policy says of the cells that ran here. */
+  private automatic(): IRound {
+    const due = this.ran.size > 0 || (this.rearranged && this.inOrder);
+    return { update: due ? this.writable(this.policy()) : null, chosen: [...this.ran] };
   }
 
-  private json(cells: readonly ICellModel[]): IJsonObject {
-    if (this.shared === undefined) {
-      const value = this.context.model.getMetadata(KEY);
-      this.shared = value === undefined ? {} : { [KEY]: value };
+  /** Judge until nothing changed meanwhile. */
+  private async insist(plan: () => IRound): Promise<Outcome> {
+    let outcome = await this.round(plan);
+    for (let i = 1; i < ATTEMPTS && typeof outcome !== 'string' && !outcome.current; i++) {
+      outcome = await this.round(plan);
     }
-    const raw = cells.map(cell => this.snapshotOf(cell).json());
-    return { nbformat: 4, cells: raw, metadata: this.shared };
+    return outcome;
+  }
+
+  /** Have the notebook judged as it is, one round after the other. */
+  private round(plan: () => IRound): Promise<Outcome> {
+    this.cancel();
+    this.rounds++;
+    const done = this.last.then(() => this.judge(plan)).finally(() => this.rounds--);
+    this.last = done.catch(() => undefined);
+    return done;
+  }
+
+  private async judge(plan: () => IRound): Promise<Outcome> {
+    if (this.isGone) {
+      return 'the notebook was closed';
+    }
+    let start = performance.now();
+    this.touched.forEach(cell => this.snapshotOf(cell).ranAgain() && this.ran.add(cell));
+    this.touched.clear();
+    const { update, chosen } = plan();
+    const cells = this.cells();
+    const numbers = (some: Iterable<ICellModel>) =>
+      [...some].map(cell => cells.indexOf(cell) + 1).filter(number => number > 0);
+    const judged: IJudged = { cells, raw: cells.map(cell => this.snapshotOf(cell).json()) };
+    const shared = this.sharedMetadata();
+    const ran = [...this.ran];
+    this.note('refresh', start);
+    start = performance.now();
+    let answer: IAnswer;
+    try {
+      answer = await this.client.judge({
+        cells: judged.raw,
+        metadata: shared ?? null,
+        update,
+        chosen: chosen && numbers(chosen),
+        ran: numbers(ran)
+      });
+    } catch (error) {
+      const why = error instanceof Error ? error.message : String(error);
+      this.isMissing = error instanceof MissingError;
+      this.answer = null;
+      this.show(why);
+      return `not compared here: ${why}`;
+    }
+    this.isMissing = false;
+    this.note('answer', start);
+    start = performance.now();
+    const current = !this.isGone && this.take(judged, shared, answer, ran);
+    this.note('refresh', start);
+    return answer.refused ?? { answer, current };
+  }
+
+  /** Write what an answer says and show it; false where the document is another by now. */
+  private take(
+    judged: IJudged,
+    shared: unknown,
+    answer: IAnswer,
+    ran: readonly ICellModel[]
+  ): boolean {
+    const { patch } = answer;
+    if (patch !== null && !(this.isCurrent(judged, shared, patch) && this.write(judged, patch))) {
+      this.schedule();
+      return false;
+    }
+    ran.forEach(cell => this.ran.delete(cell));
+    if (ran.length) {
+      this.notes = answer.notes;
+    }
+    this.rearranged = this.rearranged && !this.isArrangedAs(judged.cells);
+    this.answer = answer;
+    this.inOrder = answer.in_order;
+    this.stale.clear();
+    for (const row of answer.cells) {
+      const cell = judged.cells[row.number - 1];
+      if (isOutdated(row, cell.sharedModel.getSource())) {
+        this.stale.add(cell.id);
+      }
+    }
+    this.show();
+    return true;
+  }
+
+  private isArrangedAs(cells: readonly ICellModel[]): boolean {
+    const now = this.cells();
+    return now.length === cells.length && now.every((cell, i) => cell === cells[i]);
+  }
+
+  /** Whether a patch still fits: no stamp or reference changed, nor the source of its cells. */
+  private isCurrent(judged: IJudged, shared: unknown, patch: IPatch): boolean {
+    const written = new Set(patch.cells.map(([number]) => number));
+    return (
+      this.isArrangedAs(judged.cells) &&
+      this.sharedMetadata() === shared &&
+      judged.raw.every((raw, i) => {
+        const now = this.snapshotOf(judged.cells[i]).json();
+        const same = now.metadata === raw.metadata && now.outputs === raw.outputs;
+        return same && (now.source === raw.source || !written.has(i + 1));
+      })
+    );
+  }
+
+  private write(judged: IJudged, patch: IPatch): boolean {
+    const model = this.context.model;
+    if (model.readOnly) {
+      return false;
+    }
+    this.writing = true;
+    try {
+      for (const [number, metadata] of patch.cells) {
+        const cell = judged.cells[number - 1];
+        setMetadata(cell, metadata);
+        this.snapshotOf(cell).written(cellMetadata(cell));
+      }
+      if (!equal(patch.metadata ?? undefined, this.sharedMetadata())) {
+        setMetadata(model, patch.metadata);
+        this.shared = undefined;
+      }
+    } finally {
+      this.writing = false;
+    }
+    return true;
+  }
+
+  /** The notebook's own metadata: the same object as long as it did not change. */
+  private sharedMetadata(): unknown {
+    if (this.shared === undefined) {
+      this.shared = { value: this.context.model.getMetadata(KEY) };
+    }
+    return this.shared.value;
   }
 
   private snapshotOf(cell: ICellModel): Snapshot {
@@ -329,60 +398,42 @@ export class NotebookStamper {
     return this.snapshots.get(cell) as Snapshot;
   }
 
-  /** Promote in the open model; what was done, or one line why nothing was. */
-  private write(update: Update, selected: Selection): readonly IChange[] | string {
-    const model = this.context.model;
-    if (model.readOnly) {
-      return 'the notebook is read-only here';
+  private show(problem = ''): void {
+    if (this.answer !== null) {
+      this._status = statusOf(this.answer, this.stale, this.notes);
+    } else if (problem) {
+      this._status = notCompared(problem);
     }
-    const cells = this.cells();
-    const before = this.json(cells);
-    try {
-      const { notebook, changes } = promote(before, update, selected);
-      this.writing = true;
-      (notebook.cells as IJsonObject[]).forEach((raw, index) => {
-        if (raw !== (before.cells as IJsonObject[])[index]) {
-          this.writeCell(cells[index], raw);
-        }
-      });
-      if (notebook.metadata !== before.metadata) {
-        setMetadata(model, own(mapping(notebook.metadata), KEY));
-        this.shared = notebook.metadata as IJsonObject;
-      }
-      return changes;
-    } catch (error) {
-      if (error instanceof NotebookError) {
-        return error.message;
-      }
-      throw error;
-    } finally {
-      this.writing = false;
-    }
-  }
-
-  private writeCell(cell: ICellModel, raw: IJsonObject): void {
-    setMetadata(cell, own(mapping(raw.metadata), KEY));
-    this.snapshotOf(cell).written(raw);
-  }
-
-  private refresh(written = false): void {
-    const notebook = this.json(this.cells());
-    this._status = statusOf(readNotebook(notebook));
-    this.inOrder = written || isInOrder(notebook);
     this._changed.emit(this._status);
   }
 
   private readonly snapshots = new WeakMap<ICellModel, Snapshot>();
   /** Cells whose outputs changed and were not looked at yet. */
   private readonly touched = new Set<ICellModel>();
-  private shared: IJsonObject | undefined;
+  /** Cells that ran here and were not judged since. */
+  private readonly ran = new Set<ICellModel>();
+  /** Ids of the cells whose source was changed since they were judged. */
+  private readonly stale = new Set<string>();
+  private shared: { readonly value: unknown } | undefined;
   private rearranged = false;
   /** Whether the notebook's metadata follows from its cells, so that it is kept so. */
   private inOrder = false;
   private writing = false;
+  /** Whether the server cannot judge: then only a command asks it again. */
+  private isMissing = false;
   private timer = 0;
-  private _status: IStatus = EMPTY;
+  private rounds = 0;
+  private last: Promise<unknown> = Promise.resolve();
+  private answer: IAnswer | null = null;
+  private notes: readonly string[] = [];
+  private _status: IStatus = WAITING;
   private readonly _changed = new Signal<this, IStatus>(this);
+}
+
+/** The document as it was when it was sent. */
+interface IJudged {
+  readonly cells: readonly ICellModel[];
+  readonly raw: readonly IJsonObject[];
 }
 
 function failure(text: string): ICommandResult {
@@ -394,21 +445,10 @@ interface IHasMetadata {
   deleteMetadata(key: string): void;
 }
 
-function setMetadata(target: IHasMetadata, value: unknown): void {
-  if (value === undefined) {
+function setMetadata(target: IHasMetadata, value: IJsonObject | null): void {
+  if (value === null) {
     target.deleteMetadata(KEY);
   } else {
     target.setMetadata(KEY, value);
-  }
-}
-
-function isInOrder(notebook: IJsonObject): boolean {
-  try {
-    return promote(notebook, 'new', () => false).notebook === notebook;
-  } catch (error) {
-    if (error instanceof NotebookError) {
-      return false;
-    }
-    throw error;
   }
 }

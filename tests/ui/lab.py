@@ -85,6 +85,7 @@ class Server:
         environment: Mapping[str, str] | None = None,
         extension: bool = True,
         drive: str = "",
+        judge: bool = True,
     ) -> None:
         self.app = app
         self.python = python
@@ -92,6 +93,7 @@ class Server:
         self._folder = folder
         self._options = options
         self._extension = extension
+        self._judge = judge
         # Older versions of collaboration open what is shared from a drive of their own.
         self.drive = drive
         self._environment = dict(environment or {})
@@ -117,6 +119,10 @@ class Server:
         argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         spec = {"argv": argv, "display_name": "Python 3 (ipykernel)", "language": "python"}
         (kernel / "kernel.json").write_text(json.dumps(spec))
+        # Environments of other JupyterLabs hold no package: the checkout's is enabled by hand.
+        modules = {"jupyter_detllm.serverext": self._judge}
+        config = {"ServerApp": {"jpserver_extensions": modules}}
+        (self._folder / "config/jupyter_server_config.json").write_text(json.dumps(config))
         page = {"disabledExtensions": disabled}
         (self._folder / "config/labconfig/page_config.json").write_text(json.dumps(page))
         with (self._folder / "server.log").open("wb") as log:
@@ -152,8 +158,10 @@ class Server:
     def _env(self) -> dict[str, str]:
         folder = self._folder
         path = f"{Path(self.python).parent}{os.pathsep}{ORIGINAL_ENVIRONMENT.get('PATH', '')}"
+        modules = [str(ROOT), *filter(None, [ORIGINAL_ENVIRONMENT.get("PYTHONPATH")])]
         own = {
             "PATH": path,
+            "PYTHONPATH": os.pathsep.join(modules),
             "HOME": str(folder / "home"),
             "JUPYTER_CONFIG_DIR": str(folder / "config"),
             "JUPYTER_DATA_DIR": str(folder / "data"),
@@ -334,7 +342,7 @@ _SETTLED = f"""async () => {{
   const stamper = stampers && stampers.get({_CURRENT}.context);
   const pause = milliseconds => new Promise(resolve => setTimeout(resolve, milliseconds));
   await pause(30);
-  while (stamper && stamper.timer) await pause(20);
+  while (stamper && stamper.busy) await pause(20);
   await new Promise(resolve => requestAnimationFrame(resolve));
 }}"""
 # The command's end is also that of its checkpoint: until then another Save does nothing.
@@ -403,6 +411,7 @@ class Front:
         self.wait(f"() => Boolean({_CURRENT}.node.querySelector('.jp-Cell')?.offsetParent)")
         if kernel:
             self.idle()
+        self.settle()
         return self
 
     def reopen(self, name: str) -> Front:
@@ -516,7 +525,7 @@ class Front:
               const m = await {_MODULE};
               const s = m.stampers.get({_CURRENT}.context).status;
               return {{state: s.state, text: s.text, late: s.late, problems: s.problems,
-                verdicts: s.cells.map(c => c.outcome.verdict)}};
+                verdicts: s.cells.map(c => c.verdict)}};
             }}"""
         )
         return found

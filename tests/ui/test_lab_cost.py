@@ -15,7 +15,7 @@ from tests.ui.lab import Front, Server
 pytestmark = pytest.mark.slow
 CURRENT = "window.jupyterapp.shell.currentWidget"
 STAMPED, IMAGES = 100, 50
-BUDGET_MS = 20.0
+BUDGETS_MS = {"change": 20.0, "refresh": 10.0, "answer": 50.0, "save": 50.0}
 
 
 def big_book() -> dict[str, Any]:
@@ -85,18 +85,11 @@ def measured(context: Any, lab_server: Server) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["change", "save"])
-def test_keystrokes_and_saves_stay_within_20_ms(
+@pytest.mark.parametrize("kind", BUDGETS_MS)
+def test_each_piece_of_work_stays_within_its_budget(
     kind: str, measured: dict[str, list[float]]
 ) -> None:
     found = summary(measured[kind])
     assert found["times"] >= 15
     # The most, and half of them, may wait for other work of a busy machine.
-    assert found["quarter_ms"] <= BUDGET_MS
-
-
-def test_looking_at_what_changed_stays_within_20_ms(measured: dict[str, list[float]]) -> None:
-    # What follows a keystroke a quarter of a second later; the first time is compilation.
-    found = summary(measured["refresh"])
-    assert found["times"] >= 5
-    assert found["quarter_ms"] <= BUDGET_MS / 2
+    assert found["quarter_ms"] <= BUDGETS_MS[kind]

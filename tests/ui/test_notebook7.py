@@ -67,8 +67,10 @@ def test_drift_panel_and_accept(front: Front) -> None:
     assert "engine.dtype: bfloat16 -> float32" in panel.inner_text()
     panel.get_by_role("button", name="Accept the new generation of cell 3 (one)").click()
     panel.get_by_role("button", name="cell 4 (two)", exact=True).click()
+    front.settle()
     assert front.status() == ["detllm: drift in 1 cell"]
     panel.get_by_role("button", name="Accept all").click()
+    front.settle()
     assert front.status() == ["detllm: stamped, 2 cells"]
     after = front.save()
     assert after["cells"][2]["metadata"][KEY]["previous"] == reference(before, 2)

@@ -1,4 +1,4 @@
-"""The shared vectors are current, and hold when they are read back as a browser would."""
+"""The vectors are current, and hold when they are read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Write the test vectors that Python and the lab extension share.
+"""Write the test vectors: stored forms and digests as they are, and must stay.
+
+The lab extension shares those of sources.
 
 ``python tests/vectors/make_vectors.py`` rewrites the files beside it; a test fails while
 they are not what this script writes. Every file is an object with ``about`` and ``cases``.

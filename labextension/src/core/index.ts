@@ -1,14 +1,6 @@
-/** The pure part: no Jupyter, no DOM, no clock. It mirrors `jupyter_detllm/core`. */
-export * from './canonical';
-export * from './compare';
-export * from './evidence';
-export * from './fingerprint';
-export * from './magicline';
-export * from './notebook';
-export * from './policy';
-export * from './promotion';
-export * from './reader';
+/** The pure part: no Jupyter, no DOM, no clock. Verdicts and promotion are the server's. */
+export * from './json';
+export * from './protocol';
 export * from './sha256';
-export * from './showing';
-export * from './stamp';
-export * from './verdict';
+export * from './source';
+export * from './status';
