@@ -42,13 +42,24 @@ class Log:
         self.lines.append(line)
 
 
+class WebApp:
+    def __init__(self) -> None:
+        self.settings = {"base_url": "/base/"}
+        self.paths: list[str] = []
+
+    def add_handlers(self, host: str, rules: list[tuple[str, Any, dict[str, Any]]]) -> None:
+        self.paths += [path for path, *_ in rules]
+
+
 def loaded(**settings: str) -> tuple[list[Any], Log]:
     """Load the extension into a server with these settings; return its hooks and log."""
     from traitlets.config import Configurable
 
     server: Any = Configurable(config=Config({"DetLLMServer": settings}))
     server.contents_manager, server.log, server.io_loop = Contents(), Log(), Loop()
+    server.web_app = WebApp()
     serverext._load_jupyter_server_extension(server)
+    assert server.web_app.paths == ["/base/jupyter-detllm/judge"]
     # As Jupytext does: another manager before the loop runs.
     first, server.contents_manager = server.contents_manager, Contents()
     for callback in server.io_loop.callbacks:
