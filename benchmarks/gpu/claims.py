@@ -197,9 +197,9 @@ def settings(name: str, args: argparse.Namespace) -> dict[str, Any]:
     )
     print(READY, flush=True)
     sys.stdin.readline()
-    prompts, longs = gpu._prompts()
+    prompts, longs = gpu.prompts()
     batch = prompts[:32]
-    params = gpu._params(temperature=0.0, max_tokens=64, logprobs=1)
+    params = gpu.params(temperature=0.0, max_tokens=64, logprobs=1)
 
     def run(requests: list[Any]) -> list[gpu.Result]:
         outputs = llm.generate(requests, params, use_tqdm=False)
@@ -219,7 +219,7 @@ def settings(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def _speed(llm: Any, requests: list[Any], new: int) -> int:
     """Return tokens per second: generated ones, or those of the prompts where `new` is 1."""
-    params = gpu._params(temperature=0.0, max_tokens=new)
+    params = gpu.params(temperature=0.0, max_tokens=new)
     tokens = sum(new if new > 1 else len(r["prompt_token_ids"]) for r in requests)
     rates = []
     for _ in range(5):

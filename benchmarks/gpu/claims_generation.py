@@ -56,7 +56,7 @@ def beams(model: str) -> dict[str, Any]:
             peak[0] = 0
             start = time.perf_counter()
             if width == 1:
-                params = gpu._params(temperature=0.0, max_tokens=64)
+                params = gpu.params(temperature=0.0, max_tokens=64)
                 outputs = llm.generate(prompts, params, use_tqdm=False)
                 ids = [list(output.outputs[0].token_ids) for output in outputs]
             else:
@@ -116,13 +116,13 @@ def load(model: str) -> dict[str, Any]:
 
     results: dict[str, Any] = {}
     for mode in ("default", "invariant"):
-        with gpu._in_force("ours" if mode == "invariant" else mode):
+        with gpu.in_force("ours" if mode == "invariant" else mode):
             options = HopperOneKernel().arguments({}) if mode == "invariant" else {}
             llm = engine(model, max_num_seqs=128, **options)
             if mode == "invariant":
                 HopperOneKernel().install(llm)
             prompts = _real_prompts(llm)
-            params = gpu._params(temperature=0.0, max_tokens=96, logprobs=1)
+            params = gpu.params(temperature=0.0, max_tokens=96, logprobs=1)
             alone = [
                 gpu._result(llm.generate([p], params, use_tqdm=False)[0].outputs[0])
                 for p in prompts

@@ -54,7 +54,7 @@ def main() -> int:
     summary = {
         "command": _command(args),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        **_machine(),
+        **machine(),
         "model": args.model.name if args.model else f"random Llama, head size {args.head_dim}",
         "modes": results,
     }
@@ -72,7 +72,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
-    parser.add_argument("--tight", action="store_true", help="few KV blocks, prefix cache on")
+    parser.add_argument("--tight", action="store_true", help="few KV blocks")
     parser.add_argument("--speed-only", action="store_true")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--out", type=Path, required=True)
@@ -100,7 +100,8 @@ def _child(group: str) -> dict[str, Any]:
     return {group: {"failed": (run.stdout + run.stderr).strip().splitlines()[-40:]}}
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """Return the GPU and the versions."""
     import torch
 
     return {
@@ -117,16 +118,16 @@ def measure(modes: list[str], args: argparse.Namespace) -> dict[str, Any]:
     starts: dict[str, float] = {}
     for mode in modes:
         start = time.perf_counter()
-        with _in_force(mode):
+        with in_force(mode):
             engines[mode] = _start(mode, args, share=0.7 / len(modes))
         starts[mode] = round(time.perf_counter() - start, 1)
-    prompts, longs = _prompts()
-    speeds = _speeds(engines, prompts, longs, args.rounds)
+    batch, longs = prompts()
+    speeds = _speeds(engines, batch, longs, args.rounds)
     results: dict[str, Any] = {}
     for mode, llm in engines.items():
-        with _in_force(mode):
+        with in_force(mode):
             differ = {
-                name: differences(llm, prompts, longs, sampling)
+                name: differences(llm, batch, longs, sampling)
                 for name, sampling in (
                     ("greedy", {"temperature": 0.0}),
                     ("sampled", {"temperature": 0.8, "seed": 7}),
@@ -157,27 +158,27 @@ def _speeds(
     engines: dict[str, Any], prompts: list[Any], longs: list[Any], rounds: int
 ) -> dict[str, dict[str, list[float]]]:
     """Return tokens per second by work and mode, one figure a round."""
-    decode = _params(temperature=0.0, max_tokens=TOKENS)
-    prefill = _params(temperature=0.0, max_tokens=1)
+    decode = params(temperature=0.0, max_tokens=TOKENS)
+    prefill = params(temperature=0.0, max_tokens=1)
     work: dict[str, tuple[list[Any], Any, int]] = {
         f"decode_{n}": (prompts[:n], decode, n * TOKENS) for n in STREAMS
     }
     work["prefill"] = (longs, prefill, len(longs) * LONG)
     speeds: dict[str, dict[str, list[float]]] = {}
-    for name, (batch, params, tokens) in work.items():
+    for name, (batch, asked, tokens) in work.items():
         speeds[name] = {mode: [] for mode in engines}
         for number in range(rounds + 1):
             for mode, llm in engines.items():
-                with _in_force(mode):
+                with in_force(mode):
                     start = time.perf_counter()
-                    llm.generate(batch, params, use_tqdm=False)
+                    llm.generate(batch, asked, use_tqdm=False)
                     if number:
                         speeds[name][mode].append(tokens / (time.perf_counter() - start))
     return speeds
 
 
 @contextlib.contextmanager
-def _in_force(mode: str) -> Iterator[None]:
+def in_force(mode: str) -> Iterator[None]:
     """Hold the patches of `ours` while its engine starts or runs, and only then."""
     if mode != "ours":
         yield
@@ -199,7 +200,7 @@ def _start(mode: str, args: argparse.Namespace, share: float) -> Any:
 
         options |= HopperOneKernel().arguments({})
     if args.tight:
-        options |= {"num_gpu_blocks_override": 192, "enable_prefix_caching": True}
+        options |= {"num_gpu_blocks_override": 192}
     from vllm import LLM
 
     llm = LLM(
@@ -209,7 +210,9 @@ def _start(mode: str, args: argparse.Namespace, share: float) -> Any:
         max_model_len=2048,
         max_num_seqs=128,
         gpu_memory_utilization=share,
-        **{"enable_prefix_caching": False, **options},
+        # A second engine would measure graphs, and drop those of the first.
+        **({} if share > 0.5 else {"kv_cache_memory_bytes": 20 << 30}),
+        **{**options, "enable_prefix_caching": args.tight},
         skip_tokenizer_init=True,
         tensor_parallel_size=args.tensor_parallel_size,
     )
@@ -248,7 +251,8 @@ def random_model(head_dim: int, scratch: Path) -> str:
     return str(folder)
 
 
-def _prompts() -> tuple[list[Any], list[Any]]:
+def prompts() -> tuple[list[Any], list[Any]]:
+    """Return 128 prompts of different lengths and 64 long ones."""
     stream = random.Random(0)
 
     def prompt(length: int) -> dict[str, list[int]]:
@@ -257,7 +261,8 @@ def _prompts() -> tuple[list[Any], list[Any]]:
     return [prompt(stream.choice(LENGTHS)) for _ in range(128)], [prompt(LONG) for _ in range(64)]
 
 
-def _params(**options: Any) -> Any:
+def params(**options: Any) -> Any:
+    """Return sampling parameters that no end of text stops."""
     from vllm import SamplingParams
 
     return SamplingParams(ignore_eos=True, **options)
@@ -267,10 +272,10 @@ def differences(
     llm: Any, prompts: list[Any], longs: list[Any], sampling: dict[str, Any]
 ) -> dict[str, list[int]]:
     """Count, by composition, the requests that differ from those of the whole batch."""
-    params = _params(max_tokens=64, logprobs=1, **sampling)
+    asked = params(max_tokens=64, logprobs=1, **sampling)
 
     def run(batch: list[Any]) -> list[Result]:
-        outputs = llm.generate(batch, params, use_tqdm=False)
+        outputs = llm.generate(batch, asked, use_tqdm=False)
         return [_result(output.outputs[0]) for output in outputs]
 
     whole = run(prompts)

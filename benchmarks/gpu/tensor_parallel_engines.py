@@ -154,7 +154,7 @@ def _measured(llm: Any, mode: str, rounds: int, tokens: Path) -> Json:
 
     import invariance
 
-    prompts, longs = invariance._prompts()
+    prompts, longs = invariance.prompts()
     sampling: dict[str, Json] = {
         "greedy": {"temperature": 0.0},
         "sampled": {"temperature": 0.8, "seed": 7},
@@ -162,7 +162,7 @@ def _measured(llm: Any, mode: str, rounds: int, tokens: Path) -> Json:
     speeds = invariance._speeds({"it": llm}, prompts, longs, rounds)
     kept = {}
     for name, chosen in sampling.items():
-        params = invariance._params(max_tokens=64, logprobs=1, **chosen)
+        params = invariance.params(max_tokens=64, logprobs=1, **chosen)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         kept[name] = [invariance._result(output.outputs[0]) for output in outputs]
     with gzip.open(tokens, "wt", encoding="utf-8") as file:

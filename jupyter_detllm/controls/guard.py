@@ -40,6 +40,7 @@ __all__ = [
     "child_environment",
     "kernel_environment",
     "observed_events",
+    "set_in_time",
     "take_back",
 ]
 
@@ -66,6 +67,7 @@ def apply(
     engine_started: bool = False,
     engine: str = "vllm",
     ranks: int = 1,
+    method: str = "",
     platform: Platform | None = None,
     environ: MutableMapping[str, str] | None = None,
     modules: Mapping[str, object] | None = None,
@@ -85,6 +87,9 @@ def apply(
         Which engine runs or is to be started.
     ranks
         How many processes it computes in.
+    method
+        The method of batch invariance in force; "" for the one that this machine's engines
+        are started for.
     platform, environ, modules, initial
         The process; found out where not given.
     """
@@ -97,7 +102,7 @@ def apply(
     )
     where = platform or compute_platform()
     chosen = frozenset(modifiers)
-    of_method = _method_environ(where) if level is Level.INVARIANT else frozenset()
+    of_method = _method_environ(where, method) if level is Level.INVARIANT else frozenset()
     entries = [
         _settle(
             control,
@@ -122,12 +127,22 @@ def take_back(names: Iterable[str]) -> None:
             process.take_back(name)
 
 
-def _method_environ(platform: Platform) -> frozenset[str]:
-    """Return the names that the method an engine here is started for asks for."""
-    from jupyter_detllm.invariance import first_choice
+def set_in_time(values: Mapping[str, str]) -> None:
+    """Set the variables of a method that a model asks for, each that is still in time."""
+    events = observed_events(sys.modules, engine_started=False)
+    process = ProcessView(os.environ, None, sys.modules, events)
+    for name, value in values.items():
+        if name not in os.environ and control_named(name).precedes not in events:
+            process.put(name, value)
+
+
+def _method_environ(platform: Platform, method: str) -> frozenset[str]:
+    """Return the names that `method`, or the one an engine here is started for, asks for."""
+    from jupyter_detllm.invariance import first_choice, method_named
     from jupyter_detllm.invariance.base import this_host
 
-    return frozenset(first_choice(this_host(platform=platform)).environ())
+    known = method_named(method) if method else first_choice(this_host(platform=platform))
+    return frozenset(known.environ())
 
 
 def _recorded(name: str, why: str, process: ProcessView) -> ControlEntry | None:

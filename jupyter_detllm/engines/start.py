@@ -33,6 +33,7 @@ __all__ = [
     "apply_controls",
     "environment_fingerprint",
     "late_controls",
+    "method_in_force",
     "model_identity",
     "run_of",
     "start",
@@ -88,10 +89,12 @@ def apply_controls(
     engine: str,
     engine_started: bool,
     options: Mapping[str, FieldValue] | None = None,
+    method: str = "",
 ) -> ControlReport:
     """Set every control that is still in time, and report all.
 
     `options` are the engine's: some controls are read only where it has several ranks.
+    `method` is the method of batch invariance in force, where one runs.
 
     Raises
     ------
@@ -113,6 +116,7 @@ def apply_controls(
         engine_started=engine_started,
         engine=engine,
         ranks=ranks_of(options or {}),
+        method=method,
     )
 
 
@@ -189,6 +193,12 @@ def _prove(
         raise
 
 
+def method_in_force(engine: Engine | None) -> str:
+    """Return the invariance method of an engine in this process; "" for none."""
+    found = getattr(engine, "method", "off") if getattr(engine, "name", "") == VLLM else "off"
+    return "" if found == "off" else str(found)
+
+
 def start(
     name: str,
     spec: EngineSpec,
@@ -209,8 +219,9 @@ def start(
     )
     engine = start_engine(name, spec, controls=controls, progress=progress, prove=prove)
     # Again, now that the engine tells what is in force.
+    method = method_in_force(engine)
     controls = apply_controls(
-        spec.level, modifiers, engine=name, engine_started=True, options=options
+        spec.level, modifiers, engine=name, engine_started=True, options=options, method=method
     )
     return RunningEngine(engine, controls)
 

@@ -35,7 +35,7 @@ def candidates(host: Host) -> tuple[Candidate, ...]:
 
 def first_choice(host: Host) -> Method:
     """Return the method an engine on `host` is started for."""
-    return next(item.method for item in candidates(host) if item.usable)
+    return next(item.method for item in candidates(host) if item.usable).fitted(host)
 
 
 def reasons_against(offered: Sequence[Candidate], *, nearest: bool = False) -> str:

