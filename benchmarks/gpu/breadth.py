@@ -134,7 +134,7 @@ def _engine(folder: str, options: dict[str, Any]) -> Any:
         seed=42,
         max_model_len=4096,
         max_num_seqs=128,
-        gpu_memory_utilization=0.1,
+        gpu_memory_utilization=0.05,
         kv_cache_memory_bytes=KV_BYTES,
         skip_tokenizer_init=True,
         **options,

@@ -93,7 +93,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "hidden_size": 3072,
             "intermediate_size": 8192,
-            "num_hidden_layers": 8,
+            "num_hidden_layers": 6,
             "num_attention_heads": 32,
             "num_key_value_heads": 32,
             "sliding_window": None,
