@@ -6,6 +6,7 @@ those of the model named in the comment, the number of layers is smaller where t
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,14 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 def random_model(name: str, scratch: Path) -> str:
     """Write the model once, with every matrix normal of 0.05; return its folder."""
     folder = scratch / f"random-{name}"
-    if (folder / "done").exists():
-        return str(folder)
+    with (scratch / f"random-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            _write(name, folder)
+    return str(folder)
+
+
+def _write(name: str, folder: Path) -> None:
     import torch
     import transformers
 
@@ -149,4 +156,3 @@ def random_model(name: str, scratch: Path) -> str:
     (folder / "done").touch()
     del model
     torch.cuda.empty_cache()
-    return str(folder)
