@@ -69,8 +69,8 @@ def tile_for(rows: int, columns: int) -> Tile | None:
 
 @functools.cache
 def _kernel() -> Any:
-    import triton
-    import triton.language as tl
+    import triton  # type: ignore[import-untyped, unused-ignore]
+    import triton.language as tl  # type: ignore[import-untyped, unused-ignore]
 
     def product_kernel(  # type: ignore[no-untyped-def]
         x_ptr,

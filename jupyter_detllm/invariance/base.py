@@ -407,11 +407,11 @@ class OneAtATime(Method):
 
         What comes from the cache was computed in a prefill of other positions.
         """
-        config = getattr(getattr(llm.llm_engine, "vllm_config", None), "cache_config", None)
+        config: Any = getattr(getattr(llm.llm_engine, "vllm_config", None), "cache_config", None)
         if not getattr(config, "enable_prefix_caching", False):
             return
         core = getattr(llm.llm_engine.engine_core, "engine_core", None)
-        manager = getattr(getattr(core, "scheduler", None), "kv_cache_manager", None)
+        manager: Any = getattr(getattr(core, "scheduler", None), "kv_cache_manager", None)
         if not hasattr(manager, "enable_caching"):
             raise InvarianceError(
                 "the prefix cache cannot be switched off in a running engine",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -12,10 +13,10 @@ import pytest
 
 from jupyter_detllm.errors import InvarianceError, UsageError
 from jupyter_detllm.invariance import _hopper_patch as patching
-from jupyter_detllm.invariance import candidates, first_choice
+from jupyter_detllm.invariance import _hopper_products, candidates, first_choice
 from jupyter_detllm.invariance._plugin import register
-from jupyter_detllm.invariance.base import METHOD_VARIABLE, Host
-from jupyter_detllm.invariance.hopper import CAPTURE_SIZES, HopperOneKernel, VLLMFlag
+from jupyter_detllm.invariance.base import METHOD_VARIABLE, Host, ModelFacts
+from jupyter_detllm.invariance.hopper import CAPTURE_SIZES, FP8_ROWS, HopperOneKernel, VLLMFlag
 from jupyter_detllm.probes.platform import Platform
 
 H200 = Host(Platform.CUDA, vllm="0.25.1", torch="2.11.0", capability="9.0")
@@ -52,11 +53,22 @@ def attention_module() -> Any:
     return module
 
 
+def gate_init(self: Any) -> None:
+    self.allow_fast, self.bias = True, True
+
+
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Put the stand-in where vLLM's module would be, and leave torch's flags alone."""
     found = attention_module()
     monkeypatch.setitem(sys.modules, patching.ATTENTION_MODULE, found)
+    layers: Any = types.ModuleType(patching.LAYER_MODULE)
+    layers.default_unquantized_gemm = lambda layer, x, weight, bias=None: x
+    monkeypatch.setitem(sys.modules, patching.LAYER_MODULE, layers)
+    gates: Any = types.ModuleType(patching.GATE_MODULE)
+    gates.GateLinear = type("GateLinear", (), {"__init__": gate_init})
+    monkeypatch.setitem(sys.modules, patching.GATE_MODULE, gates)
+    monkeypatch.setattr(patching, "register_product", lambda: None)
     monkeypatch.setattr(patching.Patch, "_forbid_split_k", lambda self: None)
     return found
 
@@ -98,15 +110,51 @@ class Array:
         ({"capability": "8.0"}, "capability 9.0"),
         ({"capability": "9.0, 10.0"}, "capability 9.0"),
         ({"capability": ""}, "unknown"),
-        ({"vllm": "0.26.0"}, "0.25.1"),
-        ({"options": {"quantization": "fp8"}}, "quantization"),
+        ({"options": {"quantization": "awq"}}, "does not cover awq"),
         ({"options": {"--enable-lora": True}}, "enable_lora"),
-        ({"options": {"enforce_eager": True}}, "enforce_eager"),
+        ({"options": {"enforce_eager": True, "quantization": "fp8"}}, "enforce_eager"),
+        ({"model": ModelFacts(quantization="gptq", weight_bits=4)}, "does not cover gptq"),
+        ({"model": ModelFacts(quantization="mxfp4")}, "does not cover mxfp4"),
+        ({"model": ModelFacts(quantization="compressed-tensors", weight_bits=4)}, "compressed"),
+        ({"model": ModelFacts(latent=True)}, "MLA"),
+        ({"model": ModelFacts(head_size=512)}, "heads of 512"),
     ],
 )
 def test_it_is_refused_where_it_is_not_proven(change: dict[str, Any], reason: str) -> None:
     assert HopperOneKernel().refusal(H200) == ""
     assert reason in HopperOneKernel().refusal(replace(H200, **change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vllm": "0.33.0"},
+        {"options": {"enforce_eager": True}},
+        {"options": {"quantization": "fp8"}},
+        {"model": ModelFacts(experts=32)},
+        {"model": ModelFacts(quantization="compressed-tensors", weight_bits=8)},
+    ],
+)
+def test_hooks_decide_and_no_version_does(change: dict[str, Any]) -> None:
+    assert HopperOneKernel().refusal(replace(H200, **change)) == ""
+
+
+def test_the_flag_is_chosen_for_a_model_before_vllm_is_imported() -> None:
+    latent = replace(H200, model=ModelFacts(latent=True))
+    assert first_choice(latent).environ() == {"VLLM_BATCH_INVARIANT": "1"}
+
+
+def test_fp8_is_padded_by_graphs_and_nothing_else_is() -> None:
+    fp8 = first_choice(replace(H200, model=ModelFacts(quantization="fp8")))
+    graphs = fp8.arguments({})["compilation_config"]
+    assert graphs == {
+        "cudagraph_mode": "FULL_AND_PIECEWISE",
+        "cudagraph_capture_sizes": list(CAPTURE_SIZES),
+    }
+    assert (min(CAPTURE_SIZES), max(CAPTURE_SIZES)) == (FP8_ROWS, 512)
+    own = fp8.arguments({"compilation_config": '{"mode": 3}'})["compilation_config"]
+    assert own["mode"] == 3  # type: ignore[index]
+    assert "compilation_config" not in first_choice(H200).arguments({})
 
 
 def test_it_comes_first_on_hopper_and_the_flag_elsewhere() -> None:
@@ -119,17 +167,14 @@ def test_it_comes_first_on_hopper_and_the_flag_elsewhere() -> None:
     assert last.usable, "one sequence at a time is left in any case"
 
 
-def test_the_graphs_and_the_backend_are_asked_for() -> None:
-    arguments = HopperOneKernel().arguments({})
-    assert arguments["attention_backend"] == "FLASH_ATTN"
-    graphs = arguments["compilation_config"]
-    assert graphs == {
-        "cudagraph_mode": "FULL_AND_PIECEWISE",
-        "cudagraph_capture_sizes": list(CAPTURE_SIZES),
+def test_cache_and_scheduling_are_vllms_and_the_code_has_a_key_of_its_own() -> None:
+    arguments = HopperOneKernel().arguments({"enable_prefix_caching": False})
+    assert arguments == {
+        "attention_backend": "FLASH_ATTN",
+        "additional_config": {"invariance": "hopper-one-kernel"},
+        "enable_prefix_caching": False,
+        "async_scheduling": None,
     }
-    assert (min(CAPTURE_SIZES), max(CAPTURE_SIZES)) == (64, 512)
-    own = HopperOneKernel().arguments({"compilation_config": '{"mode": 3}'})
-    assert own["compilation_config"]["mode"] == 3
 
 
 @pytest.mark.parametrize(
@@ -142,7 +187,59 @@ def test_the_graphs_and_the_backend_are_asked_for() -> None:
 )
 def test_options_that_contradict_are_refused(chosen: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="invariant"):
-        HopperOneKernel().arguments(chosen)
+        HopperOneKernel(FP8_ROWS).arguments(chosen)
+
+
+def test_a_sliding_window_takes_the_kernel_with_absolute_tiles(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops: Any = types.ModuleType(patching.WINDOW_MODULE)
+    ops.unified_attention = lambda **given: seen.update(given)
+    monkeypatch.setitem(sys.modules, patching.WINDOW_MODULE, ops)
+    seen: dict[str, Any] = {}
+    names = "k v out cu_seqlens_q max_seqlen_q seqused_k max_seqlen_k softmax_scale causal softcap"
+    given: dict[str, Any] = dict.fromkeys(names.split(), 1)
+    patching.Patch().apply()
+    call = functools.partial(module.flash_attn_varlen_func, q=Array(128), block_table=3, **given)
+    assert call(window_size=[-1, -1], num_splits=7) == (1, 1)
+    assert not seen
+    assert call(window_size=[511, 0], num_splits=7, s_aux=5) == 1
+    assert (seen["window_size"], seen["sinks"], seen["q_descale"]) == ([511, 0], 5, None)
+    assert not {"num_splits", "seq_threshold_3D"} & set(seen), "no room for segments"
+
+
+def test_unquantised_layers_and_gates_compute_with_one_operator(module: Any) -> None:
+    layers, gates = sys.modules[patching.LAYER_MODULE], sys.modules[patching.GATE_MODULE]
+    own = layers.default_unquantized_gemm
+    patch = patching.Patch()
+    patch.apply()
+    assert layers.default_unquantized_gemm is _hopper_products.gemm
+    gate = gates.GateLinear()
+    assert (gate.allow_fast, gate.bias) == (False, True)
+    patch.undo()
+    assert layers.default_unquantized_gemm is own
+    assert gates.GateLinear().allow_fast
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "tile"),
+    [
+        (1, 896, (16, 64)),
+        (16, 8192, (16, 64)),
+        (1, 32000, None),
+        (24, 4096, (32, 64)),
+        (32, 4096, None),
+        (48, 2048, (64, 16)),
+        (64, 2048, None),
+        (191, 896, (64, 16)),
+        (192, 896, None),
+        (4095, 8, (64, 16)),
+        (4096, 8, None),
+    ],
+)
+def test_the_tile_of_a_product(rows: int, columns: int, tile: tuple[int, int] | None) -> None:
+    found = _hopper_products.tile_for(rows, columns)
+    assert (found and (found.rows, found.columns)) == tile
 
 
 def test_no_batch_is_split_and_small_heads_take_one_kernel(module: Any) -> None:
@@ -242,6 +339,7 @@ def engine(**changes: Any) -> Any:
         model_config=types.SimpleNamespace(
             quantization=changes.get("quantization"), is_moe=changes.get("is_moe", False)
         ),
+        cache_config=types.SimpleNamespace(cache_dtype=changes.get("cache", "auto")),
         attention_config=types.SimpleNamespace(
             backend=types.SimpleNamespace(name=changes.get("backend", "FLASH_ATTN"))
         ),
@@ -275,9 +373,8 @@ class Executor:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"sizes": [1, 64]}, "fewer than 64"),
         ({"quantization": "awq"}, "quantised"),
-        ({"is_moe": True}, "mixture"),
+        ({"cache": "fp8"}, "8-bit KV cache"),
         ({"backend": "FLASHINFER"}, "other than FLASH_ATTN"),
         ({"executor": Executor(None, "build is vLLM's own")}, "in force .rank 1: build is vLLM"),
         ({"executor": None}, "cannot be asked"),
@@ -291,6 +388,8 @@ def test_an_engine_that_came_out_otherwise_is_refused(
     HopperOneKernel().install(engine())
     with pytest.raises(InvarianceError, match=words):
         HopperOneKernel().install(engine(**changes))
+    with pytest.raises(InvarianceError, match="fewer than 72"):
+        HopperOneKernel(FP8_ROWS).install(engine(sizes=[64, 72]))
 
 
 def test_the_flag_is_believed_only_when_vllm_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +433,7 @@ def test_a_rank_whose_products_may_split_k_says_so() -> None:
 
 def test_sums_over_ranks_are_not_fused_by_the_number_of_tokens() -> None:
     method = HopperOneKernel()
-    assert "pass_config" not in method.arguments({})["compilation_config"]  # type: ignore[operator]
+    assert "compilation_config" not in method.arguments({})
     two = method.arguments({"tensor_parallel_size": 2})["compilation_config"]
     assert two["pass_config"] == {  # type: ignore[index]
         "fuse_allreduce_rms": False,

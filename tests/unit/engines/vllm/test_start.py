@@ -186,8 +186,10 @@ def model(**more: Any) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (model(quantization="fp8"), "hopper-one-kernel: it is not proven for a quantised model"),
-        (model(is_moe=True), "hopper-one-kernel: it is not proven for a mixture of experts"),
+        (
+            model(quantization="fp8"),
+            "hopper-one-kernel: its config did not say that it is quantised (fp8)",
+        ),
     ],
 )
 def test_a_model_no_method_is_for_is_refused_before_its_weights_are_loaded(
