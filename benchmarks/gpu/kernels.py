@@ -4,7 +4,8 @@
 
 * `rows`: ``linear`` of the first M rows of 8192 against the same rows of all, for the layer
   shapes of Llama 1B and 8B, SmolLM2 135M, and the 1B in two halves; with torch's defaults and
-  without split-K on cuBLASLt; microseconds in a CUDA graph over weights too large for the cache;
+  without split-K on cuBLASLt, and as the level `invariant` computes it; microseconds in a CUDA
+  graph over weights too large for the cache;
 * `tiles`: FlashAttention 3 without KV splits for queries of one token, told that the longest
   query of the batch has so many tokens, against told 4000;
 * `decode`: microseconds of one attention call that decodes, by tile and KV splits.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +50,10 @@ def main() -> int:
 
 def rows() -> None:
     """Compare matrix products by number of rows, and time them."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from jupyter_detllm.invariance._hopper_products import register_product
+
+    register_product()
     for split_k in (True, False):
         matmul: Any = torch.backends.cuda.matmul
         matmul.allow_bf16_reduced_precision_reduction = True if split_k else (False, False)
@@ -62,12 +68,16 @@ def _rows(n: int, k: int) -> dict[str, Any]:
     weights = [0.05 * _random(n, k) for _ in range(copies)]
     every = _random(8192, k)
     whole = linear(every, weights[0])
-    times = {}
+    times, ours = {}, {}
+    product = torch.ops.detllm.product
     for m in TIMED:
         some = every[:m].contiguous()
         times[m] = _graph_us([lambda w=w, x=some: linear(x, w) for w in weights])
+        ours[m] = _graph_us([lambda w=w, x=some: product(x, w, None) for w in weights])
     different = [m for m in ROWS if not torch.equal(linear(every[:m], weights[0]), whole[:m])]
-    return {"other_bits_at": different, "us": times}
+    other = [m for m in ROWS if not torch.equal(product(every[:m], weights[0], None), whole[:m])]
+    found = {"other_bits_at": different, "us": times}
+    return {**found, "product_other_bits_at": other, "product_us": ours}
 
 
 def tiles() -> None:
