@@ -15,6 +15,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.options import ranks_of
 from jupyter_detllm.core.stamp import ModelIdentity, Run
 from jupyter_detllm.engines.base import (
+    VLLM,
     Engine,
     EngineSpec,
     Lowerable,
@@ -195,7 +196,8 @@ def _prove(
 
 def method_in_force(engine: Engine | None) -> str:
     """Return the invariance method of an engine in this process; "" for none."""
-    found = getattr(engine, "method", "off") if getattr(engine, "name", "") == VLLM else "off"
+    here = getattr(engine, "name", "") == VLLM  # of others nothing is in this process
+    found = getattr(engine, "method", "off") if here else "off"
     return "" if found == "off" else str(found)
 
 

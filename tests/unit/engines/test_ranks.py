@@ -332,7 +332,9 @@ def test_on_cpu_two_ranks_refuse_the_level_with_one_reason(
 ) -> None:
     options = {"tensor_parallel_size": 2}
     host = Host(Platform.CPU, vllm="0.32.0", options=options)
-    monkeypatch.setattr("jupyter_detllm.engines.vllm.start.this_host", lambda given, config=None: host)
+    monkeypatch.setattr(
+        "jupyter_detllm.engines.vllm.start.this_host", lambda given, config=None: host
+    )
     spec = EngineSpec("demo", Level.INVARIANT, options, sequential=False)
     with pytest.raises(InvarianceError) as refused:
         ActiveMethod(spec)

@@ -82,7 +82,9 @@ class Engine:
 
 
 def in_force(monkeypatch: pytest.MonkeyPatch, host: Host = EPYC, **more: Any) -> ActiveMethod:
-    monkeypatch.setattr("jupyter_detllm.engines.vllm.start.this_host", lambda given, config=None: host)
+    monkeypatch.setattr(
+        "jupyter_detllm.engines.vllm.start.this_host", lambda given, config=None: host
+    )
     return ActiveMethod(EngineSpec("m", Level.INVARIANT, **more))
 
 
