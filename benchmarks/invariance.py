@@ -3,7 +3,7 @@
 ``python benchmarks/invariance.py [--rounds N] [--out FILE]`` needs the `cpu` extra, the demo
 model and a machine that does nothing else. (`benchmarks/gpu/invariance.py` is the GPU's.)
 
-One engine computes in every way by turns: the methods are installed into it and taken back,
+One engine is used for all variants, alternating: methods are installed into it and removed,
 and the split of the KV range is switched on and off, which vLLM reads at each step. A round
 runs default, way, way, default, so that a drift of the machine falls on both sides; the
 ratio of throughputs is of the sums, the figure the median over rounds. Prefix cache off and

@@ -1,7 +1,7 @@
 """What an installed pytest plugin costs a run that does not use it.
 
 ``python benchmarks/pytest_idle.py [--runs N] [--out FILE]`` runs pytest on one empty test,
-by turns with no plugin of this comparison, with ours idle, and with nbval idle. All are
+alternating between no plugin, this package's plugin idle, and nbval idle. All are
 loaded by their entry points, and blocked with ``-p no:NAME`` otherwise; other plugins are
 blocked in every run. Figures are whole processes; a difference is taken within one round.
 """

@@ -109,7 +109,7 @@ def _gpu() -> dict[str, str]:
 def served(
     model: str, level: str, words: list[str], *, cached: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Run a server of ours at a level; yield what it says of itself."""
+    """Run a server at a level; yield its record."""
     command = [sys.executable, "-m", "jupyter_detllm", "serve", model, "--level", level]
     command += ["--port", "0", "--json", "--no-self-test"]
     kept = tempfile.TemporaryDirectory(prefix="serving-cache-")

@@ -1,7 +1,7 @@
 """What loading, checking and fingerprinting cost, each in processes of its own.
 
-``python benchmarks/startup.py [--runs N] [--out FILE]`` measures everything in one run, ours
-and the bare counterpart by turns, and writes medians beside the budgets they are held to.
+``python benchmarks/startup.py [--runs N] [--out FILE]`` measures everything in one run, this
+package and the bare counterpart alternating, and writes medians with their budgets.
 Wall time of other work on the machine is in every figure; `load_average` says how much.
 """
 

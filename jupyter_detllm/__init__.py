@@ -85,12 +85,12 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return what is there and what is imported on use."""
+    """Return the names defined here and those imported on use."""
     return sorted({*globals(), *_LAZY})
 
 
 def _jupyter_labextension_paths() -> list[dict[str, str]]:
-    """Return where the built lab extension is, for Jupyter's developer tools."""
+    """Return the paths of the built JupyterLab extension, for Jupyter's developer tools."""
     return [{"src": "labextension", "dest": "jupyter-detllm"}]
 
 
@@ -100,7 +100,7 @@ def load_ipython_extension(ipython: Any) -> None:
 
 
 def unload_ipython_extension(ipython: Any) -> None:
-    """Take the magics back (``%unload_ext jupyter_detllm``); an engine goes on running."""
+    """Unregister the magics (``%unload_ext jupyter_detllm``); a running engine continues."""
     _extension().unload(ipython)
 
 

@@ -70,18 +70,18 @@ def use(
     model
         ``demo``, ``fake``, a folder, a Hugging Face id, or a server's address (``http://...``).
     seed, level
-        Root seed (0 by default) and guarantee level (`invariant` by default where its
-        self-test holds; else `repeatable`, with a warning).
+        Root seed (default 0) and guarantee level (default `invariant` if its self-test passes,
+        otherwise `repeatable`, with a warning).
     torch_deterministic, launch_blocking, no_tf32, dtype, eager
-        As the options of `%detllm`.
+        The same as the options of `%detllm`.
     **options
         Engine options, as `vllm.LLM` takes them, and ``lora``: the folder of the LoRA
-        adapter that every generation is made with.
+        adapter to use for every generation.
 
     Raises
     ------
     DetLLMError
-        When the running engine has other settings, or cannot be started.
+        If the running engine has other settings, or the engine cannot be started.
     """
     session = _session()
     settings = (session.settings or Settings.initial()).changed(
@@ -100,12 +100,12 @@ def use(
 
 
 def release() -> ShutdownReport | None:
-    """Shut the engine down.
+    """Shut down the engine.
 
     Returns
     -------
     ShutdownReport or None
-        What was ``freed`` and what was ``kept``; None when no engine runs.
+        What was ``freed`` and what was ``kept``; None if no engine was running.
     """
     return current_session().release()
 
@@ -140,22 +140,22 @@ def generate(
         One or several: text is a chat message (raw text with `text`), a list of
         ``{"role": ..., "content": ...}`` a chat, a list of integers token ids.
     name, system, n, store_prompt
-        Name of the cell, part of derived seeds; system message before chats given as text;
-        completions per prompt; whether the stamp keeps prompts or only their digests.
+        Name of the cell (part of derived seeds); system message for prompts given as text;
+        completions per prompt; whether the stamp stores prompts or only their digests.
     seed
-        Occurrence i of a prompt, completion j gets ``seed + i * n + j``; else derived.
+        Occurrence i of a prompt, completion j gets ``seed + i * n + j``; derived by default.
     temperature, top_p, top_k, max_tokens, stop, beam_width, length_penalty
         As the options of `%%detgen`; None leaves the model's default.
     expect, tries, unmet
-        A regular expression found in each text, or a JSON schema that it fits; tries at
-        most; ``error`` raises `ExpectationError` after the last, ``warn`` warns.
+        A regular expression or a JSON schema that each text must match; maximum tries;
+        ``error`` raises `ExpectationError` after the last try, ``warn`` warns.
     cache, verify_sample
-        Use the result cache (a hit verifies nothing); share of hits, 0 to 1, generated again.
+        Use the result cache (a hit verifies nothing); share of hits, 0 to 1, to generate again.
 
     Raises
     ------
     DetLLMError
-        Without an engine, or for a request that cannot be run.
+        If there is no engine, or a request cannot be run.
     """
     options = SamplingOptions(
         temperature=temperature,
@@ -173,7 +173,7 @@ def generate(
 
 
 def last_stamp() -> Stamp | None:
-    """Return the stamp of the last cell that has ended, in a script of the last call.
+    """Return the stamp of the last finished cell; in a script, of the last call.
 
     Returns
     -------
@@ -184,11 +184,11 @@ def last_stamp() -> Stamp | None:
 
 
 def cells() -> tuple[StampRecord, ...]:
-    """Return the stamped cells of this kernel, in the order in which they were first stamped.
+    """Return the stamped cells of this kernel, in the order of their first stamps.
 
-    Each has a `label`, its `stamp`, and `live`: verdict, reasons and first divergence
-    against the reference that JupyterLab or Notebook 7 sent with it, else None. A
-    generation that the saved notebook holds as the cell's reference is `recorded`.
+    Each has a `label`, its `stamp`, and `live`: verdict, reasons and first divergence against
+    the reference that JupyterLab or Notebook 7 sent with the cell, or None. A generation that
+    is the cell's reference in the saved notebook is `recorded`.
     """
     ledger = current_session().ledger
     note_recorded(ledger)
@@ -196,11 +196,10 @@ def cells() -> tuple[StampRecord, ...]:
 
 
 def metrics() -> Metrics:
-    """Return what generating has cost in this kernel: rates, latencies, memory, cache hits.
+    """Return this kernel's metrics: rates, latencies, memory, cache hits.
 
-    Nothing of it is in a stamp, and two runs never agree in it. `Metrics.to_json` gives
-    plain values, `Metrics.crossed` the thresholds that `%config DetLLM` sets and that are
-    crossed.
+    They differ from run to run and are never part of a stamp. `Metrics.to_json` gives plain
+    values, `Metrics.crossed` the thresholds set in `%config DetLLM` that are crossed.
     """
     return current_session().metrics.figures()
 
@@ -227,13 +226,13 @@ def _session() -> Session:
 
 
 _CALLER = 5
-"""How far up the user's line is, seen from the warning: `det.generate` is between."""
+"""Stack level of the user's line for warnings."""
 
 
 def run_call(
     session: Session, call: GenerateCall, expect: Expect | None = None
 ) -> list[Generation]:
-    """Generate; in a script each call is what a cell is in a notebook.
+    """Generate; in a script each call counts as a cell.
 
     Raises
     ------
@@ -265,18 +264,18 @@ def probe(*, short: bool = False) -> SelfTest:
     Parameters
     ----------
     short
-        Fewer prompts and compositions, as at an engine's start.
+        Fewer prompts and batch compositions, as at an engine's start.
 
     Returns
     -------
     SelfTest
-        ``held``, and a row per composition: how many completions were equal in tokens,
-        and how many bit by bit. Nothing of it is stamped.
+        ``held``, and a row per batch composition with the number of completions that had
+        equal tokens, and of those that were bitwise equal. It is not stamped.
 
     Raises
     ------
     UsageError
-        When no engine is running.
+        If no engine is running.
     """
     from jupyter_detllm.kernel.session import run_probe
 

@@ -35,25 +35,25 @@ _shown: Callable[[str], str] = str
 
 
 def show_errors_through(redact: Callable[[str], str]) -> None:
-    """Pass every message through `redact` from now on: messages end up in notebooks."""
+    """Pass every message through `redact` from now on, since messages end up in notebooks."""
     global _shown
     _shown = redact
 
 
 FROM_CLONE = "in a clone of the jupyter-detllm repository"
-"""Where commands that install this package are run: no package index holds it."""
+"""Where to run commands that install this package, which no package index has."""
 
 UPGRADING = f"pip install -U . {FROM_CLONE} that is up to date"
-"""The command for what only a newer version of this package reads."""
+"""The fix for data that only a newer version of this package can read."""
 
 
 def installing(extra: str) -> str:
-    """Return the command that installs this package with `extra`, as it works today."""
+    """Return the command that installs this package with `extra`."""
     return f'pip install ".[{extra}]" {FROM_CLONE}'
 
 
 class DetLLMError(Exception):
-    """Base of every error this package raises on purpose.
+    """Base class of every error that this package raises on purpose.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class DetLLMError(Exception):
 
 
 class UsageError(DetLLMError):
-    """An option, verb or argument that does not exist or does not fit."""
+    """An option, verb or argument that does not exist or is not valid."""
 
 
 class CanonicalError(DetLLMError):
@@ -112,19 +112,19 @@ class StampError(DetLLMError):
 
 
 class NotebookError(DetLLMError):
-    """A file that is not a notebook we can read, or cannot be written."""
+    """A file that is not a readable notebook, or that cannot be written."""
 
 
 class RequestError(DetLLMError):
-    """A generation request that cannot be run as asked."""
+    """A generation request that cannot be run as specified."""
 
 
 class ControlError(DetLLMError):
-    """A determinism control that cannot be put in force."""
+    """A determinism control that cannot be applied."""
 
 
 class InvarianceError(DetLLMError):
-    """A method of batch invariance that is not in force, or a level not held by any."""
+    """A method of batch invariance that is not active, or a level that no method provides."""
 
 
 class ModelError(DetLLMError):
@@ -144,15 +144,15 @@ class ExecutionError(DetLLMError):
 
 
 class ExpectationError(DetLLMError):
-    """Texts that are not as expected after every try, or an expectation never settled."""
+    """Texts that are not as expected after the last try, or that could not be checked."""
 
 
-class GenerationInterrupted(DetLLMError):  # noqa: N818 - an interrupt is not an error of ours
-    """A generation the user interrupted: nothing of it is stamped."""
+class GenerationInterrupted(DetLLMError):  # noqa: N818 - an interrupt is not an error
+    """A generation that the user interrupted; it is not stamped."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word most like `word`, None when none is like it."""
+    """Return the known word most similar to `word`, None if there is none."""
     import difflib  # every module imports this one, few words are misspelt
 
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)

@@ -26,7 +26,7 @@ PathOrText: TypeAlias = str | Path
 
 
 def check(path: PathOrText, *, policy: str | None = None) -> Report:
-    """Check a notebook file: nothing is executed, no engine is needed.
+    """Check a notebook file; nothing is executed and no engine is needed.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def check(path: PathOrText, *, policy: str | None = None) -> Report:
     Raises
     ------
     UsageError
-        For what is no path, or no policy.
+        If an argument is not a path, or the policy is not valid.
     """
     from jupyter_detllm.verify.service import check_paths
 
@@ -56,20 +56,20 @@ def compare(left: PathOrText, right: PathOrText, *, policy: str | None = None) -
     Parameters
     ----------
     left, right
-        Files; in the report they are A and B. Of a notebook the stamps in its outputs
-        count, and its references where it has none.
+        Files, called A and B in the report. For a notebook, the stamps in its outputs are
+        used, or its references if it has none.
     policy
         ``tokens`` (the default), ``bitwise``, ``within(ATOL)`` or ``prefix(N)``.
 
     Returns
     -------
     Report
-        A verdict per cell; what differs in the environment, the likeliest first.
+        A verdict per cell, and the environment's differences, likeliest first.
 
     Raises
     ------
     UsageError
-        For what is no path, or no policy.
+        If an argument is not a path, or the policy is not valid.
     """
     from jupyter_detllm.verify.compare import compare_paths
 
@@ -89,7 +89,7 @@ def rerun(
     Parameters
     ----------
     *notebooks
-        Files; they stay as they are without `save`.
+        Files; not changed unless `save` is set.
     policy
         As for `compare`.
     save
@@ -97,7 +97,7 @@ def rerun(
     kernel
         Name of an installed kernel; this environment's Python by default.
     cell_timeout
-        Longest a cell may run, in seconds.
+        Time limit of a cell, in seconds.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def rerun(
     Raises
     ------
     UsageError
-        For what is no path, or no policy.
+        If an argument is not a path, or the policy is not valid.
     """
     from jupyter_detllm.verify.rerun import ExecutionOptions, rerun_paths
 
@@ -121,7 +121,7 @@ def replay(
     models: Sequence[str] = (),
     max_tokens_total: int | None = None,
 ) -> Report:
-    """Send the recorded requests of notebooks to an engine again; no code of theirs is run.
+    """Send the recorded requests of notebooks to an engine again, without running their code.
 
     Parameters
     ----------
@@ -130,10 +130,10 @@ def replay(
     policy
         As for `compare`.
     models
-        Models and folders that notebooks may ask for besides ``demo``, folders of LoRA
-        adapters among them: a notebook chooses nothing that is loaded.
+        Models and folders that may be loaded in addition to ``demo``, including folders of
+        LoRA adapters. A notebook cannot choose what is loaded.
     max_tokens_total
-        Most prompt and new tokens of the whole run (200,000 by default).
+        Limit on prompt and new tokens of the whole run (default 200,000).
 
     Returns
     -------
@@ -143,7 +143,7 @@ def replay(
     Raises
     ------
     UsageError
-        When the notebooks ask for more than is allowed.
+        If the notebooks request more than is allowed.
     """
     from jupyter_detllm.verify.plan import Permissions
     from jupyter_detllm.verify.replay import replay_paths

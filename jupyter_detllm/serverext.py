@@ -24,7 +24,7 @@ _OFF = "off"
 
 
 class DetLLMServer(Configurable):
-    """What the server does with stamps."""
+    """Settings of the server extension."""
 
     stamp_on_save = Enum(
         (_OFF, *(update.value for update in Update)),
@@ -35,14 +35,14 @@ class DetLLMServer(Configurable):
 
 
 def pre_save_hook(update: Update, warn: Callable[[str], None]) -> Callable[..., None]:
-    """Return a hook that promotes what is about to be saved, as ``stamp`` would.
+    """Return a hook that promotes stamps before a notebook is saved, like ``stamp``.
 
     Parameters
     ----------
     update
         Which stamps are promoted.
     warn
-        Takes one line where a notebook could not be promoted; it is saved all the same.
+        Called with one line if a notebook could not be promoted; it is saved anyway.
     """
 
     def hook(model: dict[str, Any] | None = None, path: str = "", **_: Any) -> None:

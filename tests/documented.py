@@ -62,7 +62,7 @@ def steps(block: Block) -> Iterator[Step]:
 
 
 def matches(expected: str, shown: str) -> bool:
-    """Tell whether output is what a page shows.
+    """Return whether output is what a page shows.
 
     A line of ``...`` is any lines or none; inside a line it is any text of that line.
     """

@@ -1,4 +1,4 @@
-"""Pytest run with our plugin in a process of its own, on notebooks made for it."""
+"""Runs pytest with the plugin in a separate process, on notebooks made for it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ EXAMPLES = ("evaluation.ipynb", "teaching.ipynb")
 
 PARAMETERS = "papermill.ipynb"
 SLOW = ("debugging.ipynb",)
-"""Starts engines in processes of its own: executed, its cells assert what they show."""
+"""Starts engines in separate processes; its cells assert their own results."""
 
 _HANGS = 3600.0
 """Seconds after which a cell hangs. On a busy machine a cell of half a minute takes ten."""
@@ -77,7 +77,7 @@ def _elsewhere(cell: CellReport) -> bool:
 
 
 def _recorded_elsewhere(report: Report) -> bool:
-    """Tell whether all that failed was recorded under another fingerprint than this run's.
+    """Return whether all that failed was recorded under another fingerprint than this run's.
 
     Whatever the verdict: where the tokens of one cell drift, a later cell that asks about
     them makes other requests, and is stale.
@@ -166,7 +166,7 @@ def _steps(every: bool) -> list[tuple[str, Step]]:
 
 
 def _held(step: Step) -> bool:
-    """Run a step; a command of it that fails keeps none of the others from running."""
+    """Run a step; a failing command does not stop the others."""
     try:
         return step()
     except subprocess.CalledProcessError as error:

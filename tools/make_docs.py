@@ -100,7 +100,7 @@ MEANINGS: Mapping[Verdict, str] = {
     Verdict.DIVERGED: "tokens differ under the same fingerprint",
     Verdict.STALE: "the cell's source or the request is not the stamped one",
     Verdict.RECORDED: (
-        "the output is the very run that was promoted, or comes out of the result cache: nothing "
+        "the output is the very run that was promoted, or comes from the result cache: nothing "
         "was verified"
     ),
     Verdict.UNSTAMPED: "there is nothing to compare",
@@ -164,13 +164,13 @@ def verdicts() -> str:
 
 def findings() -> str:
     """Return the page of what a doctor looks for."""
-    rows = [(f"`{kind.name}`", kind.title, kind.needs or "always looked at") for kind in KINDS]
+    rows = [(f"`{kind.name}`", kind.title, kind.needs or "always checked") for kind in KINDS]
     return "\n".join(
         [
             "# Kinds of finding\n",
             NOTE,
             "What `jupyter detllm doctor` and `%detllm doctor` look for "
-            "([how to use it](../howto/doctor.md)). Where there is nothing for a kind to look at, "
+            "([how to use it](../howto/doctor.md)). If there is nothing for a kind to check, "
             "the report says so.\n",
             table(("kind", "looks for", "in"), rows),
         ]

@@ -19,7 +19,7 @@ _BEAT_SECONDS = 5.0
 
 
 class SetupError(Exception):
-    """A set-up that cannot go on: one line for the user."""
+    """A setup that cannot continue: one line for the user."""
 
 
 def say(text: str) -> None:

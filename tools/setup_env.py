@@ -33,7 +33,7 @@ def _venv_python(folder: Path) -> Path:
 
 
 def _is_current(folder: Path, profile: str) -> bool:
-    """Tell whether `folder` was set up whole, from these inputs, for this checkout."""
+    """Return whether `folder` was set up whole, from these inputs, for this checkout."""
     try:
         done = json.loads((folder / _STAMP).read_text())
     except (OSError, ValueError):
@@ -107,7 +107,7 @@ def _install(pip: PipRunner, folder: Path, plan: Plan) -> None:
 
 
 def remove_broken(pip: PipRunner, plan: Plan) -> list[str]:
-    """Remove what cannot be imported beside this torch, and return the names."""
+    """Remove packages that cannot be imported with this torch; return their names."""
     planned = dict(package.split("==") for package in plan.packages)
     removed = []
     for name in (name for name in _OPTIONAL if name in planned):

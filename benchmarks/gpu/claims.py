@@ -1,4 +1,4 @@
-"""Advice in circulation on determinism, measured on a GPU: what it changes, what it costs.
+"""Common advice on determinism, measured on a GPU: what it changes, what it costs.
 
 ``python benchmarks/gpu/claims.py --out FILE [--model FOLDER] [--parts a,b]`` needs a CUDA
 vLLM; `load` needs a model with a tokenizer. Parts:

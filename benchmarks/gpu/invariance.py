@@ -7,7 +7,7 @@ scale (vLLM's dummy weights hide every difference). Modes:
 * `default`: vLLM as it is; `flag`: ``VLLM_BATCH_INVARIANT=1`` with FLASH_ATTN;
   `flag-triton`: the same with TRITON_ATTN; `ours`: the method of `invariance/hopper.py`.
 
-`default+ours` are two engines in one process that work by turns, so that their ratio is free
+`default+ours` are two engines in one process that alternate, so that their ratio is free
 of the machine's moods; vLLM's flag needs a process of its own.
 
 It prints decode tokens/s at 1, 8, 32, 128 streams, prefill tokens/s, and how many requests
@@ -68,7 +68,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--head-dim", type=int, default=64, help="of the random model")
     parser.add_argument(
-        "--modes", default=MODES, help="groups by ',', by turns in one process by '+'"
+        "--modes", default=MODES, help="groups by ',', alternating in one process by '+'"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
@@ -113,7 +113,7 @@ def machine() -> dict[str, Any]:
 
 
 def measure(modes: list[str], args: argparse.Namespace) -> dict[str, Any]:
-    """Start an engine for each of `modes` in this process and measure them by turns."""
+    """Start an engine for each of `modes` in this process and measure them alternately."""
     engines: dict[str, Any] = {}
     starts: dict[str, float] = {}
     for mode in modes:

@@ -1,13 +1,13 @@
-"""Results kept on this machine, so that an equal request need not be generated again."""
+"""The result cache: equal requests on one machine are generated only once."""
 
 import os
 
 __all__ = ["SWITCH_VARIABLE", "switched_off"]
 
 SWITCH_VARIABLE = "JUPYTER_DETLLM_RESULT_CACHE"
-"""Environment variable: with ``off`` nothing is looked up or kept; set by reruns."""
+"""Environment variable; ``off`` disables the result cache. Set by `rerun`."""
 
 
 def switched_off() -> bool:
-    """Tell whether the environment says that results are neither looked up nor kept."""
+    """Return whether the environment disables the result cache."""
     return os.environ.get(SWITCH_VARIABLE, "").strip().lower() in ("off", "0", "no", "false")

@@ -1,7 +1,7 @@
-"""Generations of a call out of the cache where it has them; the others generated and kept.
+"""Answers the requests of a call from the cache; generates and stores the rest.
 
-A kept result is found by one digest of everything that it depends on. What comes back
-out of the store is not trusted: it is read as untrusted text.
+A stored result is found by one digest of everything that it depends on. Stored values are
+parsed as untrusted input.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ RESULT_SCHEMA = "detllm.result/1"
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What results of one engine have in common.
+    """What all results of one engine depend on.
 
     Attributes
     ----------
     model
-        Name and digests; the name is not in the key.
+        Name and digests; the name is not part of the key.
     level
         Guarantee level.
     fingerprint
@@ -63,27 +63,27 @@ class Scope:
     evidence: bool = True
 
     def check(self) -> None:
-        """Raise `UsageError` where the model is not known by its content."""
+        """Raise `UsageError` unless the model is identified by its content."""
         if self.model.weights is None:
             raise UsageError(
-                "the engine cannot tell the digest of its weights, so no result can be kept by it",
-                expected="an engine of this process",
-                fix="leave --cache out; `jupyter detllm serve --cache` keeps a server's answers",
+                "the engine does not report a digest of its weights, so results cannot be cached",
+                expected="an engine in this process",
+                fix="omit --cache; `jupyter detllm serve --cache` caches a server's answers",
             )
 
 
 def units_of(requests: Sequence[GenerationRequest], level: Level) -> tuple[tuple[int, ...], ...]:
-    """Return which requests of a call are kept together, as indices.
+    """Return which requests of a call are stored together, as indices.
 
-    Where a generation does not depend on its batch each request is kept alone; elsewhere
-    the whole call is, because leaving one of its requests out would change the others.
+    If generations do not depend on the batch, each request is stored alone. Otherwise the
+    whole call is, because leaving out one of its requests would change the others.
     """
     every = range(len(requests))
     return tuple((i,) for i in every) if level is Level.INVARIANT else (tuple(every),)
 
 
 def key_of(scope: Scope, requests: Sequence[GenerationRequest]) -> Digest:
-    """Return the key of the requests of one unit, in order."""
+    """Return the key of one unit's requests, in order."""
     digests = {part: None if d is None else str(d) for part, d in scope.model.digests().items()}
     return digest_of(
         {
@@ -118,18 +118,18 @@ def unpack(schema: str, key: Digest, text: str) -> Reader:
         For anything that `pack` did not write for this key.
     """
     try:
-        reader = Reader(json.loads(text), "a kept result")
+        reader = Reader(json.loads(text), "a cached result")
         body = {name: value for name, value in reader.data.items() if name != "digest"}
         sound = digest_of(body) == reader.digest("digest")
     except (ValueError, RecursionError, CanonicalError):
-        raise StampError("a kept result is damaged") from None
+        raise StampError("a cached result is damaged") from None
     if not sound or (body.get("schema"), body.get("key")) != (schema, str(key)):
-        raise StampError("a kept result is not the one that its key stands for")
+        raise StampError("a cached result does not belong to its key")
     return reader
 
 
 def write_generations(key: Digest, generations: Sequence[Generation]) -> str:
-    """Return the generations of one unit as text; raise `CanonicalError` where it has none."""
+    """Return the generations of one unit as text; raise `CanonicalError` if impossible."""
     return pack(RESULT_SCHEMA, key, [generation_json(generation) for generation in generations])
 
 
@@ -141,7 +141,7 @@ def read_generations(
     Raises
     ------
     StampError
-        For damaged text, or one that does not fit the requests.
+        For damaged text, or text that does not match the requests.
     """
     reader = unpack(RESULT_SCHEMA, key, text)
     try:
@@ -150,7 +150,7 @@ def read_generations(
         raise StampError(error.what) from None
     asked = [(p, c) for p, request in enumerate(requests) for c in range(len(request.seeds))]
     if [(g.prompt_index, g.completion_index) for g in found] != asked:
-        raise StampError("a kept result does not fit its requests")
+        raise StampError("a cached result does not match its requests")
     return found
 
 
@@ -159,16 +159,16 @@ Generate: TypeAlias = Callable[[tuple[GenerationRequest, ...]], GenerationResult
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What the cache did for one call, in requests.
+    """What the cache did for one call, counted in requests.
 
     Attributes
     ----------
     hits, generated
-        Answered out of it; generated, those that verify a hit included.
+        Answered from the cache; generated, including those that verify a hit.
     verified
         Hits that were generated again.
     mismatches
-        Of these, what came out otherwise, one line each.
+        Those of them that differed, one line each.
     problem
         What kept the cache from being used; None where nothing did.
     """
@@ -182,7 +182,7 @@ class CacheReport:
 
 @dataclass(frozen=True, slots=True)
 class CachedResult:
-    """A result, the indices of its requests that nothing was generated for, and the report."""
+    """A result, the indices of its cached requests, and the report."""
 
     result: GenerationResult
     cached: tuple[int, ...]
@@ -191,7 +191,7 @@ class CachedResult:
 
 @dataclass(slots=True)
 class _Unit:
-    """Requests that are kept together: their indices in the call, and what was found."""
+    """Requests that are stored together: their indices in the call, and what was found."""
 
     indices: tuple[int, ...]
     requests: tuple[GenerationRequest, ...]
@@ -202,12 +202,12 @@ class _Unit:
 
     @property
     def needed(self) -> bool:
-        """Whether its requests are to be generated."""
+        """Whether its requests must be generated."""
         return self.found is None or self.sampled
 
 
 def is_sampled(key: Digest, uses: int, share: float) -> bool:
-    """Tell whether a hit is generated again: by its key and how often it was used before."""
+    """Return whether to generate a hit again, by its key and its number of uses."""
     digest = hashlib.sha256(f"{key} {uses}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2.0**64
 
@@ -221,23 +221,23 @@ def generate_cached(
     sample: float = 0.0,
     current: Callable[[], Scope] | None = None,
 ) -> CachedResult:
-    """Answer a call out of the cache, and keep what had to be generated.
+    """Answer a call from the cache, and store what had to be generated.
 
     Parameters
     ----------
     store, scope, requests
-        Where results are kept, what they depend on besides the requests, and the call.
+        Where results are stored, what they depend on besides the requests, and the call.
     generate
-        Runs requests in one call; each completion is there, ordered.
+        Runs requests in one call and returns every completion, in order.
     sample
-        Share of the hits that are generated again and compared.
+        Share of the hits to generate again and compare.
     current
-        Returns the scope after generating; where it is another nothing is kept.
+        Returns the scope after generating; if it has changed, nothing is stored.
 
     Raises
     ------
     UsageError
-        Where the model is not known by its content.
+        If the model is not identified by its content.
     """
     scope.check()
     store.problem = None
@@ -246,7 +246,7 @@ def generate_cached(
     stats = RunStats()
     if any(unit.needed for unit in units):
         with claimed(store.folder, (unit.key for unit in units if unit.needed)):
-            # Another may have generated it while we waited.
+            # Another process may have generated it in the meantime.
             _look_up(store, [unit for unit in units if unit.found is None], sample)
             needed = [unit for unit in units if unit.needed]
             if needed:
@@ -276,7 +276,7 @@ def _look_up(store: TextStore, units: Sequence[_Unit], sample: float) -> None:
 
 
 def _generate(units: Sequence[_Unit], generate: Generate) -> RunStats:
-    """Generate what the units need in one call, requests in the order of the cell's call."""
+    """Generate what the units need in one call, with requests in the order of the cell's call."""
     places = sorted((index, unit, i) for unit in units for i, index in enumerate(unit.indices))
     result = generate(tuple(unit.requests[i] for _, unit, i in places))
     where = {number: (unit, i) for number, (_, unit, i) in enumerate(places)}
@@ -290,7 +290,7 @@ def _generate(units: Sequence[_Unit], generate: Generate) -> RunStats:
 
 
 def _keep(store: TextStore, units: Sequence[_Unit], settled: bool) -> None:
-    """Keep what is new, unless what it depends on changed meanwhile; drop what is refuted."""
+    """Store new results, unless the scope has changed; drop results that were refuted."""
     for unit in units:
         if unit.found is not None:
             if _differs(unit):
@@ -319,8 +319,8 @@ def _mismatch(unit: _Unit) -> str:
     if pair is not None and pair.divergence is not None:
         where = f" from token {pair.divergence.position + 1} on"
     return (
-        f"a kept result was generated again and came out otherwise{where}: {unit.key.short} "
-        "is dropped, the fresh one stands"
+        f"a cached result was generated again and differs{where}: {unit.key.short} "
+        "is dropped, and the new result is used"
     )
 
 

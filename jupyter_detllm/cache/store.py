@@ -1,17 +1,15 @@
-"""Results kept on disk: texts by key in one SQLite file, shared by processes.
+"""The store on disk: texts by key in one SQLite file, shared by processes.
 
-Bounded in size and never in the way: nothing here raises because of the file. What cannot
-be read is a miss, what cannot be written is not kept, and a broken file is set aside;
-`problem` says what was in the way.
+Its size is limited, and problems with the file never raise. What cannot be read is a miss,
+what cannot be written is not stored, and a broken file is set aside; `problem` has the reason.
 
-A file that others may have open is never renamed: SQLite would mix its journal with the
-next file's. So files are numbered, the highest number is the one in use, and setting one
-aside is beginning the next.
+A file that other processes may have open is never renamed, since SQLite would mix its journal
+with the next file's. So files are numbered, the one with the highest number is in use, and
+setting a file aside means starting the next.
 
-Who generates a result is settled by a claim: one thread of one process at a time, the
-others wait for it. A claim is a lock on a file, which the system gives back when its
-holder dies. It saves work and guards nothing: whoever gets one looks the result up once
-more.
+A claim decides who generates a result: one thread of one process at a time, while the others
+wait. A claim is a file lock, which the system releases when its holder dies. It saves work but
+protects nothing: whoever gets one looks the result up again.
 """
 
 from __future__ import annotations
@@ -51,15 +49,15 @@ _FILE_PARTS = ("", "-wal", "-shm", "-journal")
 
 
 def results_folder() -> Path:
-    """Return the folder in the user's cache; it need not exist."""
-    # The switch alone is read by every session: it must not load what finds models.
+    """Return the folder in the user's cache; it may not exist yet."""
+    # Every session reads the switch, so this must not import the search for models.
     from jupyter_detllm.models.cache import cache_root
 
     return cache_root() / "results"
 
 
 def numbered_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files that are or were in use, the last one being the present one."""
+    """Return the files that are or were in use; the last one is the current one."""
     try:
         names = [path.name for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name)]
     except OSError:
@@ -68,22 +66,22 @@ def numbered_files(folder: Path) -> tuple[Path, ...]:
 
 
 def current_file(folder: Path) -> Path:
-    """Return the file in use; it need not exist."""
+    """Return the file in use; it may not exist yet."""
     files = numbered_files(folder)
     return files[-1] if files else folder / "results1-0001.sqlite"
 
 
 def make_file(path: Path) -> None:
-    """Create `path` empty and for the user alone, if it is not there; raise `OSError`."""
+    """Create `path`, empty and private to the user, if needed; may raise `OSError`."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def begin_next(broken: Path) -> None:
-    """Set a broken file aside: the next number is in use; of those before, one is kept.
+    """Set a broken file aside and start the next number; keep only one old file.
 
-    Where another process has done so, nothing happens. Raises `OSError`.
+    If another process has already done so, nothing happens. May raise `OSError`.
     """
     found = _FILE_NAME.fullmatch(broken.name)
     if found is None or current_file(broken.parent) != broken:
@@ -95,7 +93,7 @@ def begin_next(broken: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file that is not in use, and what SQLite has put beside it."""
+    """Remove a file that is not in use, with SQLite's auxiliary files."""
     for part in _FILE_PARTS:
         with contextlib.suppress(OSError):
             path.with_name(path.name + part).unlink()
@@ -105,7 +103,7 @@ DEFAULT_BYTES = 256 * 1024 * 1024
 _T = TypeVar("_T")
 _WAIT = 5.0  # seconds for another process's transaction
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-# A table that is missing or another one (ERROR) was not made by us: as good as broken.
+# A missing or different table (ERROR) means a foreign file: treat it as broken.
 _BROKEN = (
     sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_NOTADB,
@@ -119,27 +117,27 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS by_use ON results (used, size)",
     "CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)",
 )
-# A connection must not be used, nor closed, in a forked child: it is left to its parent.
+# A forked child must neither use nor close its parent's connection.
 _of_parents: list[sqlite3.Connection] = []
 
 
 @dataclass(frozen=True, slots=True)
 class CachedText:
-    """A value that was found, and how often it had been before."""
+    """A value that was found, and how often it had been used before."""
 
     value: str
     uses: int
 
 
 class TextStore:
-    """The texts kept in one folder.
+    """The texts stored in one folder.
 
     Parameters
     ----------
     folder
         Where the file is; the user's cache by default.
     max_bytes
-        Most bytes of values; the longest unused go first.
+        Maximum bytes of values; the least recently used are evicted first.
 
     Attributes
     ----------
@@ -155,17 +153,17 @@ class TextStore:
         self._open: tuple[sqlite3.Connection, Path, int] | None = None
 
     def get(self, key: Digest) -> CachedText | None:
-        """Return what is kept under `key`, and note that it was used."""
+        """Return the value of `key`, and count the use."""
         return self._attempted(lambda db: _get(db, str(key)), None)
 
     def put(self, key: Digest, value: str) -> bool:
-        """Keep `value`; return whether it was. What does not fit the size is not."""
+        """Store `value`; return whether it was stored. Values that are too large are not."""
         if len(value) > self.max_bytes:
             return False
         return self._attempted(lambda db: _put(db, str(key), value, self.max_bytes), False)
 
     def drop(self, key: Digest) -> None:
-        """Forget what is kept under `key`."""
+        """Remove the value of `key`."""
 
         def forget(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM results WHERE key = ?", (str(key),))
@@ -192,7 +190,7 @@ class TextStore:
         return int(entries), int(total)
 
     def empty(self) -> None:
-        """Forget everything, counters included, and give the space back."""
+        """Remove everything, including counters, and free the space."""
 
         def forget(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM results")
@@ -213,7 +211,7 @@ class TextStore:
             self._close()
 
     def _attempted(self, work: Callable[[sqlite3.Connection], _T], otherwise: _T) -> _T:
-        """Do `work` in one short transaction; return `otherwise` where that cannot be."""
+        """Do `work` in one short transaction; return `otherwise` if that is not possible."""
         with self._lock:
             for attempt in range(_ATTEMPTS):
                 path = current_file(self.folder)
@@ -246,10 +244,10 @@ class TextStore:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # Transactions are ours to begin, and threads are kept apart by the store's lock.
+    # Transactions are started explicitly; the store's lock serialises threads.
     db = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
     try:
-        # A damaged text is found out by its digest, not by an exception here.
+        # A damaged text is detected by its digest, not by an exception here.
         db.text_factory = lambda data: data.decode("utf-8", "replace")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
@@ -278,7 +276,7 @@ def _in_transaction(db: sqlite3.Connection, work: Callable[[sqlite3.Connection],
 
 
 def _mended(error: Exception, path: Path, attempt: int) -> bool:
-    """Do what can be done about an error; return whether to try again."""
+    """Handle an error; return whether to try again."""
     code = getattr(error, "sqlite_errorcode", None)
     kind = code & 0xFF if isinstance(code, int) else None
     if kind in _BUSY and attempt + 1 < _ATTEMPTS:
@@ -333,18 +331,18 @@ def _count(db: sqlite3.Connection, rows: list[tuple[str, int]]) -> None:
 _CLAIM_FOLDER = "claims"
 _CLAIM_POLL = 0.02  # seconds
 _MOST_CLAIMS = 64
-"""Claims of one call; equal calls with more share their first ones, which is enough."""
+"""Maximum claims of one call; equal larger calls share the first ones, which is enough."""
 
 
 @contextmanager
 def claimed(folder: Path, keys: Iterable[Digest]) -> Iterator[None]:
     """Hold the claims of `keys`; wait for those that another thread or process holds.
 
-    Where the folder cannot be written nothing is waited for.
+    If the folder is not writable, there is no waiting.
     """
     names = sorted({key.hex for key in keys})[:_MOST_CLAIMS]
     with ExitStack() as held:
-        for name in names:  # in one order everywhere, so that no two wait for each other
+        for name in names:  # in the same order everywhere, to prevent deadlocks
             if not _hold(held, folder / _CLAIM_FOLDER / f"{name}.lock"):
                 break
         yield
@@ -381,14 +379,14 @@ def _hold(held: ExitStack, path: Path, *, blocking: bool = True) -> bool:
 
 
 def _give_back(lock: object, path: Path) -> None:
-    # The file goes first: who waits for it gets the lock all the same, and looks again.
+    # Remove the file first: a waiter still gets the lock, and looks the result up again.
     with contextlib.suppress(OSError):
         path.unlink()
     lock.release()  # type: ignore[attr-defined]
 
 
 def forget_claims(folder: Path) -> None:
-    """Remove files that killed processes have left."""
+    """Remove files left by killed processes."""
     try:
         left = list((folder / _CLAIM_FOLDER).glob("*.lock"))
     except OSError:
@@ -400,19 +398,19 @@ def forget_claims(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A result cache.
+    """A result cache as reported to the user.
 
     Attributes
     ----------
     folder
         Where it is.
     results, result_bytes
-        What is kept.
+        Number and bytes of results.
     file_bytes
-        Size of the files, those set aside included.
+        Size of the files, including those set aside.
     counters
-        Name to number, since it was begun or cleared: requests answered out of it (hits),
-        generated, generated to verify a hit, and what of these came out otherwise.
+        Counts by name since the cache was created or cleared: requests answered from it
+        (hits), generated, generated to verify a hit, and mismatches among these.
     set_aside
         Names of broken files.
     problem
@@ -439,7 +437,7 @@ class Overview:
 
 
 def overview(folder: Path | None = None) -> Overview:
-    """Return what is kept in `folder`, the user's cache by default; nothing is created."""
+    """Describe `folder`, by default the user's cache; nothing is created."""
     place = results_folder() if folder is None else folder
     files = numbered_files(place)
     if not files:
@@ -448,7 +446,7 @@ def overview(folder: Path | None = None) -> Overview:
     try:
         results, size = store.size()
         counters = store.counters()
-        files = numbered_files(place)  # a broken one has been set aside by now
+        files = numbered_files(place)  # a broken file has been set aside by now
         bytes_ = sum(_size_of(path) for path in files)
         names = tuple(path.name for path in files if path != current_file(place))
         return Overview(place, results, size, bytes_, counters, names, store.problem)
@@ -465,7 +463,7 @@ def _size_of(path: Path) -> int:
 
 
 def clear_cache(folder: Path | None = None) -> Overview:
-    """Forget everything; return what there was."""
+    """Remove everything; return what was removed."""
     before = overview(folder)
     if not numbered_files(before.folder):
         return before

@@ -41,7 +41,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("check", "compare outputs with their references; nothing is executed"),
     Command("rerun", "execute a copy in a fresh kernel, then check it"),
     Command("replay", "send recorded requests to an engine again; no notebook code is run"),
-    Command("rescore", "score recorded tokens with an engine of this machine (advisory)"),
+    Command("rescore", "score recorded tokens with an engine on this machine (advisory)"),
     Command("compare", "compare two notebooks, two fingerprints, or one of each"),
     Command("bisect", "name the setting that makes one cell differ from its reference"),
     Command("probe", "test whether a model's generations depend on what shares their batch"),
@@ -54,7 +54,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("kernel", "install, list or remove a kernel whose controls are set before Python"),
     Command("export", "turn a stamped environment into requirements, a lock file, a Dockerfile"),
-    Command("cache", "show what the result cache holds, or forget it"),
+    Command("cache", "show what the result cache holds, or clear it"),
     Command("serve", "start `vllm serve` with the controls of a level, and wait until it is ready"),
     Command("model", "fetch the demo model, list the models on this machine, digest one"),
 )
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _one_line("interrupted", _INTERRUPTED)
     except BrokenPipeError:
-        # The reader has gone.
+        # The reader has closed the pipe.
         _forget_stdout()
         return _BROKEN_PIPE
     return code
@@ -94,7 +94,7 @@ def _prepare_streams() -> None:
 
 
 def _flush() -> None:
-    """Write what is left; a result that cannot be delivered is not a success."""
+    """Flush the output; a result that cannot be delivered is not a success."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""What subcommands that write notebooks do alike: read, change, write, say what changed."""
+"""Shared by subcommands that write notebooks: read, change, write, report changes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jupyter_detllm.verify.update import write_notebook
 __all__ = ["Edit", "Editor", "edit", "print_edits", "worst"]
 
 Editor: TypeAlias = Callable[[NotebookFile], tuple[JsonObject, tuple[Change, ...], int, str]]
-"""A file to the new notebook, what changed, an exit code and a closing line."""
+"""Maps a file to the new notebook, the changes, an exit code and a closing line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What was done with one file."""
+    """The result for one file."""
 
     path: str
     code: int

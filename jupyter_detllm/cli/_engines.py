@@ -1,4 +1,4 @@
-"""What subcommands that start engines for notebooks do alike: permissions and progress."""
+"""Shared by subcommands that start engines for notebooks: permissions and progress."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ INTERRUPTED = 130
 
 
 def add_permissions(parser: argparse.ArgumentParser) -> None:
-    """Add what notebooks may ask for."""
+    """Add the options for what notebooks may request."""
     parser.add_argument(
         "--allow-model",
         action="append",
         default=[],
         metavar="NAME_OR_PATH",
-        help="a Hugging Face id or a folder that may be loaded, besides demo; may be repeated",
+        help="a Hugging Face id or folder to allow in addition to demo; may be repeated",
     )
     parser.add_argument(
         "--max-tokens-total",
         type=int,
         default=DEFAULT_TOKENS_TOTAL,
         metavar="N",
-        help="most prompt and new tokens that all notebooks together may ask for "
+        help="limit on prompt and new tokens of all notebooks together "
         f"(default {DEFAULT_TOKENS_TOTAL:,})",
     )
     add_quiet(parser)
@@ -71,7 +71,7 @@ def teller(args: argparse.Namespace) -> Callable[[str], None]:
 
 @contextmanager
 def working(args: argparse.Namespace) -> Iterator[ProgressBar]:
-    """Show progress while engines work; a termination ends them like an interrupt."""
+    """Show progress while engines work; termination ends them like an interrupt."""
     catch_termination()
     with ProgressBar(quiet=args.quiet) as bar:
         yield bar

@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     Attributes
     ----------
     tail
-        Where the words after ``--`` go, unread; "" where they are arguments like others.
+        Destination of the unparsed words after ``--``; "" if they are ordinary arguments.
     """
 
     tail = ""
@@ -124,7 +124,7 @@ def add_verifying(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         metavar="POLICY",
-        help="bitwise, tokens (default), within(ATOL) or prefix(N); wins over those of cells",
+        help="bitwise, tokens (default), within(ATOL) or prefix(N); overrides cells' policies",
     )
     parser.add_argument(
         "--accept",

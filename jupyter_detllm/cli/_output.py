@@ -1,6 +1,6 @@
-"""What subcommands print with: results to stdout, everything else to stderr.
+"""Output of subcommands: results on stdout, everything else on stderr.
 
-How far a run has come is a bar with the time left on a terminal, plain lines elsewhere.
+Progress is a bar with the remaining time on a terminal, and plain lines elsewhere.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def target_file(path: str, is_own: Callable[[Path], bool], flaw: str, expected: 
 
 
 def use_color() -> bool:
-    """Tell whether stdout is a terminal that wants colour (no-color.org)."""
+    """Return whether stdout is a terminal that supports colour (see no-color.org)."""
     environ = os.environ
     return sys.stdout.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
@@ -83,7 +83,7 @@ class _StatusLine:
     Parameters
     ----------
     stream
-        Where it goes; stderr, so that stdout stays the result.
+        Output stream; stderr, so that stdout only has the result.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What verifying subcommands do alike: read a policy, print and write a report."""
+"""Shared by verifying subcommands: read a policy, print and write a report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["check_outputs", "deliver", "policy_of", "print_report"]
 
 
 def policy_of(args: argparse.Namespace) -> Policy | None:
-    """Return the policy of the command line, or None where it says none."""
+    """Return the policy of the command line, or None."""
     return None if args.policy is None else Policy.parse(args.policy)
 
 
@@ -50,7 +50,7 @@ def check_outputs(args: argparse.Namespace, inputs: Iterable[str]) -> None:
 
 
 def deliver(report: Report, args: argparse.Namespace) -> int:
-    """Write the report files that were asked for, print the report, return the exit code."""
+    """Write the requested report files, print the report, return the exit code."""
     outputs = dict(args.reports)  # by format: the last one counts
     if outputs:
         from jupyter_detllm.render import render_report
@@ -64,7 +64,7 @@ def deliver(report: Report, args: argparse.Namespace) -> int:
 
 
 def print_report(report: Report, *, as_json: bool) -> None:
-    """Print a report as text, coloured where that helps, or as JSON."""
+    """Print a report as text, with colour if supported, or as JSON."""
     if as_json:
         from jupyter_detllm.render import render_report
 

@@ -1,4 +1,4 @@
-"""``jupyter detllm bisect``: the change of settings that makes a difference vanish."""
+"""``jupyter detllm bisect``: find the setting that makes a difference disappear."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.description = (
         "Send one cell's recorded requests again, first unchanged and then with one setting "
-        "changed at a time, each in a process of its own. Nothing in the notebook is executed."
+        "changed at a time, each in its own process. Nothing in the notebook is executed."
     )
     add = parser.add_argument
     add("notebook", nargs="?", metavar="NOTEBOOK", help="a notebook file")
     add("--cell", metavar="NAME", help="name or number of the cell; default: the one that differs")
     add("--policy", metavar="POLICY", help="what counts as equal: tokens (default), bitwise, ...")
-    add("--model", metavar="MODEL", help="what to load, where it is not demo: a folder or hub id")
+    add("--model", metavar="MODEL", help="the model to load, if not demo: a folder or a hub id")
     add(
         "--set",
         action="append",
         default=[],
         metavar="OPTION=VALUE",
-        help="an engine option of every run, over the recorded one; may be given again",
+        help="an engine option for every run, overriding the recorded one; may be repeated",
     )
     add("--only", metavar="LIST", default="", help="try these settings only, comma-separated")
-    add("--all", action="store_true", help="go on after the first that makes it vanish")
+    add("--all", action="store_true", help="continue after the first one that makes it disappear")
     add("--list", action="store_true", help="list the settings that are tried, and stop")
     add_seconds(parser, "--timeout", 600.0, "longest a run may take")
     add(
         "--max-tokens-total",
         type=int,
         metavar="N",
-        help="most prompt and new tokens of one run (default 200000)",
+        help="limit on prompt and new tokens of one run (default 200000)",
     )
     add_quiet(parser)
     add_json(parser)

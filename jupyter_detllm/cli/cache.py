@@ -1,4 +1,4 @@
-"""``jupyter detllm cache``: what the result cache holds, and forgetting it."""
+"""``jupyter detllm cache``: show or clear the result cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verbs ``info`` and ``clear``."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     info = verbs.add_parser("info", help="how many results it holds, and how often it was used")
-    clear = verbs.add_parser("clear", help="forget every result, and files that were set aside")
+    clear = verbs.add_parser("clear", help="delete every result, and files that were set aside")
     for verb in (info, clear):
         verb.add_argument("--path", metavar="FOLDER", help="another folder than the user's cache")
         add_json(verb)
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.verb == "info":
         write("\n".join(_lines(found)))
     else:
-        write(f"forgotten: {found.results} results, {found.result_bytes:,} bytes")
+        write(f"deleted: {found.results} results, {found.result_bytes:,} bytes")
     return 2 if found.problem else 0
 
 

@@ -1,4 +1,4 @@
-"""``jupyter detllm doctor``: what is wrong around a notebook, and what mends it."""
+"""``jupyter detllm doctor``: what is wrong around a notebook, and how to fix it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``jupyter detllm export``: a stamped environment for pip, a container or a shell.
 
-``export --check`` holds the running environment against an exported file.
+``export --check`` compares the running environment with an exported file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         choices=[*FORMATS, PYLOCK],
-        help="requirements (pip), pylock (PEP 751, hashes asked of the package index), "
+        help="requirements (pip), pylock (PEP 751, with hashes from the package index), "
         "dockerfile, env (a shell file with the controls), json",
     )
     parser.add_argument("--out", metavar="FILE", help="write to FILE instead of stdout")
@@ -48,10 +48,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--fingerprint",
         metavar="DIGEST",
         default="",
-        help="which environment, where the notebook was stamped in several",
+        help="which environment, if the notebook was stamped in several",
     )
     parser.add_argument(
-        "--check", metavar="FILE", help="tell where the running environment departs from FILE"
+        "--check", metavar="FILE", help="list how the running environment differs from FILE"
     )
     add_json(parser)
 
@@ -59,8 +59,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Export, or check, and return the exit code.
 
-    0: exported; nothing departs. 1: the environment departs from the file. 2: usage, a file
-    that cannot be read. 3: something recorded could not be exported, or compared.
+    0: exported, or no difference. 1: the environment differs from the file. 2: usage, or a
+    file that cannot be read. 3: something recorded could not be exported or compared.
     """
     if args.check is not None:
         if args.notebook is not None or args.to is not None or args.out is not None:
@@ -122,7 +122,7 @@ def _target(out: str | None, form: str) -> Path | None:
 
         if not is_valid_pylock_path(Path(out).resolve()):
             raise UsageError(
-                f"{out} is no name of a lock file", expected="pylock.toml or pylock.NAME.toml"
+                f"{out} is not a name for a lock file", expected="pylock.toml or pylock.NAME.toml"
             )
     return target_file(out, _is_export, "is no export", "a new file, or an earlier export")
 
@@ -141,7 +141,7 @@ _MOST_OTHERS = 20
 
 
 def check_file(path: str, *, as_json: bool) -> int:
-    """Print where this environment departs from a file, and return the exit code."""
+    """Print how this environment differs from a file, and return the exit code."""
     expected = read_export(_file_text(path))
     running = _running_environment()
     found = departures(expected, running)
@@ -197,10 +197,10 @@ def _departure_lines(
         lines.append(f"  {len(others) - _MOST_OTHERS} other packages differ (--json names them)")
     if extra:
         names = ", ".join(extra[:_SHOWN]) + (", ..." if len(extra) > _SHOWN else "")
-        lines.append(f"  installed beside it: {len(extra)} packages ({visible(names)})")
+        lines.append(f"  installed in addition: {len(extra)} packages ({visible(names)})")
     if found:
-        return [*lines, f"{len(found)} departures, {len(telling)} known to change results"]
-    return [*lines, "no departure in what was compared"]
+        return [*lines, f"{len(found)} differences, {len(telling)} known to change results"]
+    return [*lines, "no difference in what was compared"]
 
 
 def _departures_json(

@@ -1,4 +1,4 @@
-"""``jupyter detllm kernel``: a kernelspec in which no control is ever too late."""
+"""``jupyter detllm kernel``: manage kernelspecs that set every control in time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _install(args: argparse.Namespace) -> int:
 
 
 def _controls(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the variables that are controls, without those that are marks of ours."""
+    """Return the variables that are controls, without this package's markers."""
     from jupyter_detllm.controls.environ import ENV_CONTROLS
 
     known = {control.name for control in ENV_CONTROLS}

@@ -28,14 +28,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-preemption",
         action="store_true",
-        help="leave out the second engine, which has few KV blocks",
+        help="skip the second engine, which has few KV blocks",
     )
     add_quiet(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start an engine, test it, print the table; 0 when it holds, else 1."""
+    """Start an engine, test it, print the table; 0 if the level holds, otherwise 1."""
     options = dict(assignment("--option", text) for text in args.option)
     catch_termination()
     from jupyter_detllm.render.selftest import probing_json, probing_text

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _server(args: argparse.Namespace) -> Chooser | None:
-    """Return what sends everything to the server that is named, None where none is.
+    """Return the function that selects the given server, None without one.
 
     Raises
     ------

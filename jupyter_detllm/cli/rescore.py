@@ -21,8 +21,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Score the files and print what was found.
 
-    0 whatever the scores are: they are advice. 2: a file that cannot be read, or an
-    engine that did not run. 130: interrupted.
+    0 whatever the scores, since they are advisory. 2: a file that cannot be read, or an engine
+    that did not run. 130: interrupted.
     """
     allowed = permissions_of(args)
     from jupyter_detllm.render.rescore import render_json, render_text

@@ -33,9 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="default: this machine only")
     parser.add_argument("--port", type=int, default=8000, help="default 8000; 0 for a free one")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="root seed (default 0)")
-    parser.add_argument(
-        "--no-self-test", action="store_true", help="do not prove the level before it is used"
-    )
+    parser.add_argument("--no-self-test", action="store_true", help="skip the proof of the level")
     add_seconds(parser, "--start-timeout", 900.0, "longest wait until it is ready")
     add_cache(parser)
     add_quiet(parser)
@@ -48,7 +46,7 @@ def planned(args: argparse.Namespace, state: Path, place: Place) -> ServePlan:
     Raises
     ------
     UsageError, ControlError, ModelError
-        For what cannot be served as asked.
+        If it cannot be served as requested.
     """
     from jupyter_detllm.core.seeds import MAX_SEED
     from jupyter_detllm.models import resolve_model
@@ -69,7 +67,7 @@ def planned(args: argparse.Namespace, state: Path, place: Place) -> ServePlan:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to end; 0 then, or what made it end."""
+    """Serve until stopped; return 0, or the error that ended it."""
     catch_termination()
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     from jupyter_detllm.engines.start import model_identity
@@ -92,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
                 _tell(args, server, test)
                 code = server.wait(notice)
             except KeyboardInterrupt:
-                _say(args, "ending the server")
+                _say(args, "stopping the server")
                 return 0
             raise EngineError(server.ended(code), fix=f"read its log, {path}")
 
@@ -120,7 +118,7 @@ def _shown_test(args: argparse.Namespace, plan: ServePlan) -> str | None:
 
 
 def _tell(args: argparse.Namespace, server: Server, test: str | None) -> None:
-    """Print where it is and what was set."""
+    """Print the address and the settings."""
     from jupyter_detllm.serving.plan import flags
 
     plan = server.plan
@@ -150,7 +148,7 @@ def _tell(args: argparse.Namespace, server: Server, test: str | None) -> None:
         lines.append(f"  log        {server.log}")
         lines += [f"  cache      {cache_line(plan.level)}"] if plan.cache else []
         lines.append(f"  notebook   %detllm use {url}")
-        lines.append("  end it with Ctrl-C")
+        lines.append("  stop it with Ctrl-C")
         write("\n".join(lines))
     sys.stdout.flush()
 
@@ -158,13 +156,13 @@ def _tell(args: argparse.Namespace, server: Server, test: str | None) -> None:
 def add_cache(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add("--cache", action="store_true", help="keep answers, and answer equal requests once")
+    add("--cache", action="store_true", help="cache answers: generate equal requests only once")
     add("--cache-path", metavar="FOLDER", help="where; default: the user's cache")
     add(
         "--verify-sample",
         type=float,
         metavar="P",
-        help="with --cache: share of kept answers generated again and compared, 0 to 1",
+        help="with --cache: share of cached answers to generate again and compare, 0 to 1",
     )
 
 
@@ -193,7 +191,7 @@ def cache_settings(args: argparse.Namespace) -> CacheSettings | None:
 
 
 def cache_line(level: Level) -> str:
-    """Return what is to be known about kept answers, for people."""
+    """Return a line about cached answers."""
     what = "equal requests are answered once (temperature 0, or with a seed; not streamed)"
     if level is Level.INVARIANT:
         return what

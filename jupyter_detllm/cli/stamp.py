@@ -37,9 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Promote the stamps of the files and return the exit code.
 
-    0: every stamped cell now has its stamp as reference. 1: a cell differs from its
-    reference under the same source, which was kept. 2: a file or stamp that is broken.
-    3: an output of an earlier source, no stamp at all, or another package list.
+    0: every stamped cell now has its stamp as reference. 1: a cell differs from its reference
+    with the same source, and the reference was kept. 2: a broken file or stamp. 3: an output
+    of an earlier source, no stamp at all, or a different package list.
     """
     update = Update(args.update)
 
@@ -78,8 +78,8 @@ def _mended(label: str, changes: tuple[Change, ...]) -> bool:
 def with_packages(notebook: JsonObject) -> tuple[JsonObject, bool, str]:
     """Return the notebook with this environment's package list, and whether it holds it.
 
-    The list is stored only where a stamp of the notebook holds its digest; the third
-    value is a sentence that says what was done.
+    The list is stored only if a stamp of the notebook holds its digest; the third value is a
+    sentence about the result.
     """
     from jupyter_detllm.probes.software import package_list
 

@@ -1,4 +1,4 @@
-"""``jupyter detllm strip``: everything of ours removed from notebooks."""
+"""``jupyter detllm strip``: remove stamps and references from notebooks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     """Strip the files and return the exit code."""
 
     def stripped(file: NotebookFile) -> tuple[JsonObject, tuple[Change, ...], int, str]:
-        read_notebook(file.data)  # refuses what is no notebook of nbformat 4
+        read_notebook(file.data)  # refuses anything but an nbformat 4 notebook
         notebook, changes = strip(file.data)
         return notebook, changes, 0, "" if changes else "nothing to remove"
 

@@ -1,3 +1,3 @@
-"""What changes the process: determinism controls, seeds, torch flags."""
+"""Changes to the process: determinism controls, seeds, torch flags."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""The tables of environment variables: set by us, only recorded, and without effect.
+"""Tables of environment variables: set by this package, only recorded, without effect.
 
-A determinism control is a row of ENV_CONTROLS. It is in force only when it is set before
-its event; `jupyter_detllm.controls.guard` sees to that.
+A determinism control is a row of ENV_CONTROLS. It is in effect only if it is set before its
+event, which `jupyter_detllm.controls.guard` takes care of.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class Event(StrEnum):
-    """What a control must precede, in the order in which it happens."""
+    """The event that a control must precede, in order of occurrence."""
 
     INTERPRETER_START = "Python starts"
     TORCH_IMPORT = "torch is imported"
@@ -39,7 +39,7 @@ class Event(StrEnum):
 
 
 class Modifier(StrEnum):
-    """A debugging option that brings a control of its own; the value is the option's name."""
+    """A debugging option with a control of its own; the value is the option's name."""
 
     LAUNCH_BLOCKING = "launch-blocking"
     NO_TF32 = "no-tf32"
@@ -48,27 +48,27 @@ class Modifier(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EnvControl:
-    """One environment variable that we set because it changes results.
+    """One environment variable that is set because it changes results.
 
     Attributes
     ----------
     name, value
-        What is set; a value of None means the number of threads the process computes
-        with, so that it is pinned and not chosen.
+        What is set. A value of None stands for the number of threads that the process
+        already uses, which is pinned.
     levels, modifiers
-        Any of these asks for it.
+        Each of these requires it.
     platform
         Where it is read; None means everywhere.
     engines
-        Engines that read it (``vllm``; ``serve`` for a server of ours), or ``any``.
+        Engines that read it (``vllm``; ``serve`` for `jupyter detllm serve`), or ``any``.
     precedes
         The event before which it must be set.
     why, evidence
-        One sentence why; where that was measured or read.
+        One sentence why it is set; where that was measured or read.
     elsewhere
-        What it does on another platform when the user has set it there.
+        What it does on another platform if the user has set it there.
     parallel
-        Read only where several ranks work together: set for such engines only.
+        Read only by engines with several ranks, and set only for those.
     """
 
     name: str
@@ -84,16 +84,16 @@ class EnvControl:
     parallel: bool = False
 
     def wanted(self, level: Level, modifiers: frozenset[Modifier]) -> bool:
-        """Tell whether level or modifiers ask for this control."""
+        """Return whether level or modifiers require this control."""
         return level in self.levels or bool(self.modifiers & modifiers)
 
     @property
     def of_a_method(self) -> bool:
-        """Whether a method of batch invariance asks for it, and no level by itself."""
+        """Whether only a method of batch invariance requires it, not a level."""
         return self.levels == frozenset({Level.INVARIANT})
 
     def applies(self, platform: Platform, engine: str, ranks: int = 1) -> bool:
-        """Tell whether an `engine` of so many `ranks` on `platform` reads the control."""
+        """Return whether an `engine` with `ranks` ranks on `platform` reads the control."""
         if self.parallel and ranks < 2:
             return False
         return self.platform in (None, platform) and bool({"any", engine} & set(self.engines))
@@ -106,7 +106,7 @@ _NONE: frozenset[Level] = frozenset()
 _VLLM = ("vllm",)
 _SERVED = ("vllm", "serve")
 """Read by an engine in this process, and by one that `jupyter detllm serve` starts."""
-_ONE_GPU = "it is read only where several GPUs work together"
+_ONE_GPU = "it is read only if several GPUs work together"
 
 ENV_CONTROLS: tuple[EnvControl, ...] = (
     EnvControl(
@@ -116,7 +116,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         None,
         ("any",),
         Event.INTERPRETER_START,
-        "Hashes of text, and with them the order of sets, repeat from process to process.",
+        "Hashes of text, and so the order of sets, are the same in every process.",
         "Measured on CPU: no effect on generated tokens or logprobs.",
     ),
     EnvControl(
@@ -127,7 +127,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         ("any",),
         Event.TORCH_IMPORT,
         "CPU attention splits its KV range by thread count, which changes rounding; the "
-        "count the process computes with is pinned.",
+        "number of threads in use is pinned.",
         "Measured on CPU: 1 against 2 threads changed 1 of 12 greedy texts.",
         elsewhere="on CUDA it only keeps vLLM from reducing its CPU threads",
     ),
@@ -138,8 +138,8 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         Platform.CPU,
         _SERVED,
         Event.VLLM_IMPORT,
-        "The one function vLLM compiles for logprobs runs as written: no compile cache to "
-        "depend on, no C++ compiler needed, 12 s saved. Your own torch.compile is off as well.",
+        "The one function vLLM compiles for logprobs runs uncompiled: no dependence on a compile "
+        "cache, no C++ compiler needed, 12 s saved. Your own torch.compile is off as well.",
         "Measured on CPU: results bitwise equal. Source: torch reads it at every torch.compile.",
         elsewhere="on CUDA it switches off the compiled model, which is much slower",
     ),
@@ -150,8 +150,8 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         None,
         _VLLM,
         Event.ENGINE_START,
-        "In a process of its own the engine schedules requests as they arrive, so that the "
-        "batch depends on timing, and an interrupt of the cell kills it.",
+        "In its own process the engine schedules requests as they arrive, so the batch depends "
+        "on timing, and interrupting the cell kills the engine.",
         "Measured on CPU: with it on, the same batch twice gave 11 of 12 equal logprobs.",
     ),
     EnvControl(
@@ -161,8 +161,8 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         Platform.CPU,
         _SERVED,
         Event.ENGINE_START,
-        "Splitting the KV range by free threads makes a result depend on the size of the batch.",
-        "Measured on CPU: with it off, batches of any composition gave 12 of 12 equal logprobs.",
+        "Splitting the KV range over idle threads makes results depend on the batch size.",
+        "Measured on CPU: with it off, any batch composition gave 12 of 12 equal logprobs.",
     ),
     EnvControl(
         "VLLM_BATCH_INVARIANT",
@@ -171,9 +171,9 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         Platform.CUDA,
         _SERVED,
         Event.VLLM_IMPORT,
-        "vLLM replaces the kernels whose result depends on the size of the batch.",
+        "vLLM replaces the kernels whose results depend on the batch size.",
         "Measured on an H200 with TRITON_ATTN: no difference in any batch composition.",
-        elsewhere="on CPU vLLM fails with it at the first generation: unset it",
+        elsewhere="on CPU it makes vLLM fail at the first generation: unset it",
     ),
     EnvControl(
         "VLLM_USE_FLASHINFER_SAMPLER",
@@ -182,7 +182,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         Platform.CUDA,
         _SERVED,
         Event.ENGINE_START,
-        "FlashInfer's sampler draws in another way than the seeded one.",
+        "FlashInfer's sampler draws differently from the seeded one.",
         "Reported: vLLM issue 51187.",
     ),
     EnvControl(
@@ -203,7 +203,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         Platform.CUDA,
         ("any",),
         Event.CUDA_START,
-        "Kernels run one after the other: slow, and only to find where an error comes from.",
+        "Kernels run one after the other: slow, and only useful for locating an error.",
         "Source: nothing in vLLM reads it.",
         modifiers=frozenset({Modifier.LAUNCH_BLOCKING}),
     ),
@@ -215,7 +215,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         ("any",),
         Event.CUDA_START,
         "cuBLAS never rounds float32 operands to TF32.",
-        "Source: vLLM's default precision is already without TF32; bf16 and fp16 are untouched.",
+        "Source: vLLM's default precision does not use TF32; bf16 and fp16 are not affected.",
         modifiers=frozenset({Modifier.NO_TF32}),
     ),
     EnvControl(
@@ -225,8 +225,8 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         Platform.CUDA,
         _SERVED,
         Event.RANKS_START,
-        "The ranks' parts are added by the GPUs, and not inside the NVLink switch (multicast), "
-        "which only some machines have and NCCL takes by the size of the message.",
+        "The GPUs add the ranks' parts, not the NVLink switch (multicast), which only some "
+        "machines have and which NCCL uses depending on the message size.",
         "Source: NCCL's documentation; vLLM's own invariant mode sets it too.",
         elsewhere=_ONE_GPU,
         parallel=True,
@@ -238,8 +238,8 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         Platform.CUDA,
         _SERVED,
         Event.RANKS_START,
-        "vLLM's sum through symmetric memory is taken where the NVLink switch offers multicast, "
-        "and another one elsewhere.",
+        "vLLM sums through symmetric memory if the NVLink switch supports multicast, and in "
+        "another way elsewhere.",
         "Source: vLLM's symm_mem.py; its own invariant mode sets it too.",
         elsewhere=_ONE_GPU,
         parallel=True,
@@ -249,32 +249,32 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class RecordedVariable:
-    """A variable that changes results, is the user's choice, and is never set by us."""
+    """A variable that changes results, is the user's choice, and is never set here."""
 
     name: str
     why: str
 
 
 RECORDED: tuple[RecordedVariable, ...] = (
-    RecordedVariable("ATEN_CPU_CAPABILITY", "torch's CPU kernels follow it"),
-    RecordedVariable("MKL_CBWR", "MKL's kernels follow it"),
-    RecordedVariable("MKL_ENABLE_INSTRUCTIONS", "MKL's kernels follow it"),
+    RecordedVariable("ATEN_CPU_CAPABILITY", "torch chooses its CPU kernels by it"),
+    RecordedVariable("MKL_CBWR", "MKL chooses its kernels by it"),
+    RecordedVariable("MKL_ENABLE_INSTRUCTIONS", "MKL chooses its kernels by it"),
     RecordedVariable("MKL_NUM_THREADS", "torch takes its thread count from it"),
-    RecordedVariable("NCCL_ALGO", "the order of sums between GPUs follows it"),
-    RecordedVariable("NCCL_LAUNCH_MODE", "NCCL's kernels of several GPUs start by it"),
-    RecordedVariable("NCCL_MAX_NCHANNELS", "a sum between GPUs is split by it"),
-    RecordedVariable("NCCL_MIN_NCHANNELS", "a sum between GPUs is split by it"),
-    RecordedVariable("NCCL_NTHREADS", "a sum between GPUs is split by it"),
-    RecordedVariable("NCCL_P2P_DISABLE", "sums between GPUs take another way with it"),
-    RecordedVariable("NCCL_PROTO", "the order of sums between GPUs follows it"),
-    RecordedVariable("ONEDNN_DEFAULT_FPMATH_MODE", "oneDNN may compute in a smaller type"),
-    RecordedVariable("ONEDNN_MAX_CPU_ISA", "oneDNN's kernels follow it"),
-    RecordedVariable("OPENBLAS_CORETYPE", "OpenBLAS's kernels follow it"),
-    RecordedVariable("TORCH_COMPILE_DISABLE", "what would be compiled runs as written"),
-    RecordedVariable("TORCH_SYMM_MEM_DISABLE_MULTICAST", "sums in the NVLink switch are off by it"),
-    RecordedVariable("VLLM_FLOAT32_MATMUL_PRECISION", "float32 products may use TF32"),
-    RecordedVariable("VLLM_TRITON_FORCE_FIRST_CONFIG", "Triton kernels are not chosen by timing"),
-    RecordedVariable("VLLM_USE_V2_MODEL_RUNNER", "seeds become noise in another way"),
+    RecordedVariable("NCCL_ALGO", "it sets the order of sums between GPUs"),
+    RecordedVariable("NCCL_LAUNCH_MODE", "it sets how NCCL launches the kernels of several GPUs"),
+    RecordedVariable("NCCL_MAX_NCHANNELS", "it sets how a sum between GPUs is split"),
+    RecordedVariable("NCCL_MIN_NCHANNELS", "it sets how a sum between GPUs is split"),
+    RecordedVariable("NCCL_NTHREADS", "it sets how a sum between GPUs is split"),
+    RecordedVariable("NCCL_P2P_DISABLE", "it changes the path of sums between GPUs"),
+    RecordedVariable("NCCL_PROTO", "it sets the order of sums between GPUs"),
+    RecordedVariable("ONEDNN_DEFAULT_FPMATH_MODE", "it lets oneDNN compute in a smaller type"),
+    RecordedVariable("ONEDNN_MAX_CPU_ISA", "oneDNN chooses its kernels by it"),
+    RecordedVariable("OPENBLAS_CORETYPE", "OpenBLAS chooses its kernels by it"),
+    RecordedVariable("TORCH_COMPILE_DISABLE", "it switches torch.compile off"),
+    RecordedVariable("TORCH_SYMM_MEM_DISABLE_MULTICAST", "it turns off sums in the NVLink switch"),
+    RecordedVariable("VLLM_FLOAT32_MATMUL_PRECISION", "it lets float32 products use TF32"),
+    RecordedVariable("VLLM_TRITON_FORCE_FIRST_CONFIG", "it stops Triton from timing kernels"),
+    RecordedVariable("VLLM_USE_V2_MODEL_RUNNER", "it changes how seeds become noise"),
 )
 
 KNOWN_VARIABLES = frozenset({row.name for row in ENV_CONTROLS} | {row.name for row in RECORDED})
@@ -284,19 +284,19 @@ RANK_VARIABLES: tuple[str, ...] = (
     *(control.name for control in ENV_CONTROLS if control.parallel),
     *(row.name for row in RECORDED if row.name.startswith(("NCCL_", "TORCH_SYMM_MEM"))),
 )
-"""What is read in the ranks of an engine that has several, and so told by them."""
+"""Variables read in the ranks of an engine that has several; the ranks report them."""
 
 _BY_NAME = {control.name: control for control in ENV_CONTROLS}
 
 
 def control_named(name: str) -> EnvControl:
-    """Return the row of `name`; raise `KeyError` for a variable that is no control."""
+    """Return the row of `name`; raise `KeyError` if the variable is not a control."""
     return _BY_NAME[name]
 
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """A variable in circulation that changes no result here; named, never set."""
+    """A variable that is often recommended but changes no result; reported, never set."""
 
     name: str
     why: str
@@ -312,7 +312,7 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     ),
     NoEffect("VLLM_USE_V1", "this vLLM has one engine and does not read it"),
     NoEffect("VLLM_SEED", "vLLM has no such variable", "%detllm --seed N"),
-    NoEffect("TF_DETERMINISTIC_OPS", "it is TensorFlow's"),
-    NoEffect("TF_CUDNN_DETERMINISTIC", "it is TensorFlow's"),
-    NoEffect("TOKENIZERS_PARALLELISM", "it changes speed and a warning, no token"),
+    NoEffect("TF_DETERMINISTIC_OPS", "it is a TensorFlow variable"),
+    NoEffect("TF_CUDNN_DETERMINISTIC", "it is a TensorFlow variable"),
+    NoEffect("TOKENIZERS_PARALLELISM", "it changes speed and a warning, but no token"),
 )

@@ -1,7 +1,7 @@
-"""Sets what is still in time, and says of the rest that it is late and what to do.
+"""Sets the controls that are still in time; reports the rest as late, with the fix.
 
-A variable that is set after the event it must precede is not in force, so it is
-not set at all: the environment never shows a value that nobody read.
+A variable that is set after the event it must precede has no effect, so it is not set at
+all: the environment never shows a value that nothing has read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _requested(control: EnvControl, process: ProcessView) -> str:
     if known and live:
         return live
     ours = process.ours().get(control.name)
-    # MKL, which torch's default follows, counts physical cores within the affinity.
+    # torch's default follows MKL, which counts physical cores within the affinity.
     default = str(max(1, min(physical_cores(), usable_cpus())))
     return ours or process.environ.get("MKL_NUM_THREADS") or default
 
@@ -73,9 +73,9 @@ def apply(
     modules: Mapping[str, object] | None = None,
     initial: Mapping[str, str] | None = None,
 ) -> ControlReport:
-    """Set every control that is asked for and still in time; report them all.
+    """Set every control that is required and still in time; report all of them.
 
-    A second call changes nothing and reports what the first set as ``already``.
+    A second call changes nothing and reports what the first one set as ``already``.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def apply(
 
 
 def take_back(names: Iterable[str]) -> None:
-    """Unset those variables of `names` that we set: what they were set for is given up."""
+    """Unset those variables of `names` that were set here; they are no longer needed."""
     process = ProcessView(os.environ, None, sys.modules, frozenset())
     for name in names:
         if process.is_ours(name):
@@ -158,7 +158,7 @@ def _shown(value: str | None) -> str | None:
 
 
 def _settle(control: EnvControl, applies: bool, wanted: bool, process: ProcessView) -> ControlEntry:
-    """Decide about one control, and set it if that is the decision."""
+    """Decide about one control, and set it if needed."""
     passed = control.precedes in process.events
     if not (applies and wanted):
         return _unwanted(control, applies, passed, process)
@@ -179,17 +179,17 @@ def _settle(control: EnvControl, applies: bool, wanted: bool, process: ProcessVi
 def _unwanted(
     control: EnvControl, applies: bool, passed: bool, process: ProcessView
 ) -> ControlEntry:
-    """Answer for a control that is not asked for here, and take back one of ours."""
+    """Report a control that is not required, and unset it if it was set here."""
     name = control.name
     current = process.environ.get(name)
     if process.is_ours(name) and not passed:
         process.take_back(name)
         current = None
     if current is None:
-        reason = "not asked for at this level" if applies else control.elsewhere
+        reason = "not required at this level" if applies else control.elsewhere
         return ControlEntry(name, ControlState.NOT_APPLICABLE, None, None, reason)
     if process.is_ours(name):
-        reason = f"set earlier and in force until the end of the process: {_RESTART}"
+        reason = f"set earlier and in effect until the process ends: {_RESTART}"
         return ControlEntry(name, ControlState.LATE, None, _shown(current), reason)
     reason = "set by you" if applies else f"set by you; {control.elsewhere}"
     state = ControlState.USER if applies else ControlState.NOT_APPLICABLE
@@ -197,7 +197,7 @@ def _unwanted(
 
 
 def _too_late_to_set(control: EnvControl, requested: str, process: ProcessView) -> ControlEntry:
-    """Answer for a control whose event has happened: what is in force stays."""
+    """Report a control whose event has happened: the value in effect stays."""
     name = control.name
     current = process.environ.get(name)
     in_force = process.in_force(control)
@@ -218,7 +218,7 @@ def _too_late_to_set(control: EnvControl, requested: str, process: ProcessView) 
 
 
 def kernel_environment(level: Level, *, platform: Platform | None = None) -> dict[str, str]:
-    """Return the variables a kernelspec sets before Python starts, with our marker."""
+    """Return the variables, with marker, that a kernelspec sets before Python starts."""
     environ: dict[str, str] = {}
     apply(level, platform=platform, environ=environ, modules={}, initial={})
     environ["PYTHONHASHSEED"] = str(control_named("PYTHONHASHSEED").value)

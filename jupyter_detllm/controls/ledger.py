@@ -1,7 +1,7 @@
-"""The process as the guard sees it: what has happened, what we set, what is in force.
+"""The process as the guard sees it: past events, values set here, values in effect.
 
-What became of each control is a `ControlReport`: the values that `status` shows and stamps
-record. `KernelMark` is how a kernel knows that it was started from one of our kernelspecs.
+A `ControlReport` holds the result for each control: the values that `status` shows and stamps
+record. `KernelMark` tells a kernel that it was started from one of this package's kernelspecs.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = [
     "shown_variable",
 ]
 
-#: Names what we set, as ``NAME=VALUE`` pairs, so that a later call, a kernelspec and a
-#: child process can tell our values from the user's.
+#: Lists the values set here as ``NAME=VALUE`` pairs, so that a later call, a kernelspec and
+#: a child process can distinguish them from the user's.
 MARKER = "JUPYTER_DETLLM_SET"
 
 
@@ -51,8 +51,8 @@ def observed_events(
     modules
         Imported modules by name; `sys.modules` by default.
     engine_started
-        Whether an engine of ours runs; one that the user started himself is seen
-        through vLLM's cache of its variables.
+        Whether this package has started an engine; an engine that the user started is
+        detected through vLLM's cache of its variables.
     """
     modules = sys.modules if modules is None else modules
     events = {Event.INTERPRETER_START}
@@ -63,7 +63,7 @@ def observed_events(
     if modules.get("vllm") is not None:
         events |= {Event.VLLM_IMPORT, Event.TORCH_IMPORT}
     if engine_started:
-        # Ranks are processes: those of the next engine read the variables anew.
+        # Ranks are processes: those of the next engine read the variables again.
         events |= {Event.VLLM_IMPORT, Event.TORCH_IMPORT, Event.RANKS_START}
     if engine_started or _frozen_vllm_envs(modules) is not None:
         events.add(Event.ENGINE_START)
@@ -84,18 +84,18 @@ def _frozen_vllm_envs(modules: Mapping[str, object]) -> object | None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
-    """What the guard reads and writes.
+    """The state that the guard reads and writes.
 
     Attributes
     ----------
     environ
-        The variables as they are now.
+        The current variables.
     initial
-        The variables the process started with, None where that is unknown.
+        The variables the process started with, None if unknown.
     modules
         Imported modules by name.
     events
-        What has happened.
+        Events that have happened.
     """
 
     environ: MutableMapping[str, str]
@@ -104,22 +104,22 @@ class ProcessView:
     events: frozenset[Event]
 
     def ours(self) -> dict[str, str]:
-        """Return what we set earlier, or a kernelspec of ours did."""
+        """Return the values set earlier here or by a kernelspec of this package."""
         pairs = (item.partition("=") for item in self.environ.get(MARKER, "").split())
         return {name: value for name, _, value in pairs if value}
 
     def is_ours(self, name: str) -> bool:
-        """Tell whether the present value of `name` is one that we set."""
+        """Return whether the current value of `name` was set here."""
         current = self.environ.get(name)
         return current is not None and self.ours().get(name) == current
 
     def put(self, name: str, value: str) -> None:
-        """Set a variable and mark it as ours."""
+        """Set a variable and mark it as set here."""
         self.environ[name] = value
         self._mark({**self.ours(), name: value})
 
     def take_back(self, name: str) -> None:
-        """Unset a variable of ours."""
+        """Unset a variable that was set here."""
         self.environ.pop(name, None)
         self._mark({key: value for key, value in self.ours().items() if key != name})
 
@@ -130,13 +130,13 @@ class ProcessView:
             self.environ.pop(MARKER, None)
 
     def in_force(self, control: EnvControl) -> str | None:
-        """Return the value that was read at the control's event, as far as it can be known."""
+        """Return the value that was read at the control's event, if it can be known."""
         current = self.environ.get(control.name)
         known, live = read_live(control.name, self.modules)
         if known:
             return live
         if self.is_ours(control.name):
-            return current  # we set it only while it was in time
+            return current  # it is only ever set in time
         at_start = None if self.initial is None else self.initial.get(control.name)
         return current if current == at_start else UNKNOWN
 
@@ -147,7 +147,7 @@ def marker_text(ours: Mapping[str, str]) -> str:
 
 
 def read_live(name: str, modules: Mapping[str, object]) -> tuple[bool, str | None]:
-    """Return (known, value) where the process itself tells what is in force."""
+    """Return (known, value) if the process itself shows the value in effect."""
     if name == "PYTHONHASHSEED":
         return True, hash_seed_in_force()
     if name == "OMP_NUM_THREADS":
@@ -169,14 +169,14 @@ _MARK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KernelMark:
-    """The kernelspec a kernel runs in, and what its sessions begin with.
+    """The kernelspec that a kernel was started from, and the defaults of its sessions.
 
     Attributes
     ----------
     name
         Name of the kernelspec.
     level, seed
-        What a session that names none has; None leaves it to the defaults.
+        Defaults of a session that names none; None for the general defaults.
     """
 
     name: str
@@ -191,7 +191,7 @@ class KernelMark:
 
 
 def kernel_mark(environ: Mapping[str, str]) -> KernelMark | None:
-    """Return the mark in `environ`; None outside our kernelspecs, or for a broken one."""
+    """Return the mark in `environ`; None without one, or if it is malformed."""
     found = _MARK.fullmatch(environ.get(KERNEL_VARIABLE, ""))
     if found is None:
         return None
@@ -208,12 +208,12 @@ def kernel_mark(environ: Mapping[str, str]) -> KernelMark | None:
 #: Fields a report declares; ``controls.*`` stands for every control without its own row.
 FIELD_NAMES = ("controls.*", "controls.PYTHONHASHSEED", "controls.late", "controls.user_set")
 
-#: Effective value where nothing tells what was set when it mattered.
+#: Effective value if it is unknown what was set at the event.
 UNKNOWN = "unknown"
 
 
 class ControlState(StrEnum):
-    """What became of one control."""
+    """The result for one control."""
 
     SET = "set"
     ALREADY = "already"
@@ -224,19 +224,19 @@ class ControlState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ControlEntry:
-    """One control, as asked for and as it is.
+    """One control: the required and the effective value.
 
     Attributes
     ----------
     requested
-        The value the level or a modifier asks for; None where nothing is asked.
+        The value that the level or a modifier requires; None if neither does.
     effective
-        The value in force; None where the variable is not set, ``unknown`` where
-        nothing tells.
+        The value in effect; None if the variable is not set, ``unknown`` if that cannot be
+        determined.
     reason
-        One sentence; for a late control, with the way out.
+        One sentence; for a late control, with the fix.
     by_user
-        The variable holds a value that we did not set.
+        The variable holds a value that was not set here.
     """
 
     name: str
@@ -251,8 +251,8 @@ class ControlEntry:
 class ControlReport:
     """Every control at one level on one platform.
 
-    `events` are those that had happened; `no_effect` names variables the user set
-    that change nothing here.
+    `events` are those that had happened; `no_effect` lists variables the user has set that
+    change nothing.
     """
 
     level: Level
@@ -268,15 +268,15 @@ class ControlReport:
 
     @property
     def user_set(self) -> tuple[str, ...]:
-        """Names of the controls that hold the user's own value, sorted."""
+        """Names of the controls that hold a value set by the user, sorted."""
         return tuple(sorted(entry.name for entry in self.entries if entry.by_user))
 
     def entry(self, name: str) -> ControlEntry | None:
-        """Return the entry of control `name`, None when it is not part of the report."""
+        """Return the entry of control `name`, None if it is not part of the report."""
         return next((entry for entry in self.entries if entry.name == name), None)
 
     def fields(self) -> dict[str, FieldValue]:
-        """Return effective values as ``controls.NAME``, and which are late or the user's."""
+        """Return effective values as ``controls.NAME``, and which are late or user-set."""
         out: dict[str, FieldValue] = {
             f"controls.{entry.name}": entry.effective
             for entry in self.entries
@@ -291,12 +291,12 @@ class ControlReport:
 
 @dataclass(frozen=True, slots=True)
 class StandingControls:
-    """The variables of an environment that are controls, or change results otherwise."""
+    """The variables of an environment that are controls or otherwise change results."""
 
     environ: Mapping[str, str]
 
     def fields(self) -> dict[str, FieldValue]:
-        """Return them as ``controls.NAME``; what is not set is left out."""
+        """Return them as ``controls.NAME``, without those that are not set."""
         return {
             f"controls.{name}": shown_variable(self.environ[name])
             for name in sorted(KNOWN_VARIABLES & set(self.environ))

@@ -1,11 +1,11 @@
-"""Seeds every random stream of the process, those of modules not yet imported included.
+"""Seeds every random stream of the process, including those of modules not yet imported.
 
-`%detllm` must not import torch, yet the user's own ``import torch; torch.rand(1)``
+`%detllm` must not import torch, but the user's own ``import torch; torch.rand(1)``
 afterwards must draw from a seeded stream, and torch's own switches (deterministic
-algorithms, cuDNN, TF32) can be set on an imported torch only. So a finder at the head of
+algorithms, cuDNN, TF32) can only be set once torch is imported. So a finder at the head of
 `sys.meta_path` lets the ordinary finders find the module and replaces `exec_module` on the
-one loader instance they return; the loader stays what it was, and both the attribute and
-the finder are gone once the module is there.
+loader instance they return. The loader keeps its type, and both the attribute and the finder
+are removed once the module is loaded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 class TorchDeterministic(StrEnum):
-    """What `torch.use_deterministic_algorithms` is told; `off` leaves the user's choice."""
+    """Mode of `torch.use_deterministic_algorithms`; `off` keeps the user's setting."""
 
     OFF = "off"
     WARN = "warn"
@@ -55,12 +55,12 @@ class TorchDeterministic(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TorchFlags:
-    """What is wanted of torch.
+    """The torch switches to set.
 
     Attributes
     ----------
     deterministic
-        Deterministic algorithms: off, warn where there is none, or fail.
+        Deterministic algorithms: off; warn or fail if an operator has none.
     no_tf32
         Never round float32 operands to TF32.
     """
@@ -70,26 +70,26 @@ class TorchFlags:
 
 
 def parse_deterministic(value: str) -> TorchDeterministic:
-    """Return the mode named `value`; refuse another in one line."""
+    """Return the mode named `value`; refuse anything else in one line."""
     try:
         return TorchDeterministic(value)
     except ValueError:
         raise ControlError(
-            f"{value[:40]!r} is no mode of --torch-deterministic",
+            f"{value[:40]!r} is not a mode of --torch-deterministic",
             expected=", ".join(TorchDeterministic),
             fix="%detllm --torch-deterministic warn",
         ) from None
 
 
-# Whether deterministic algorithms are on because of us: only then `off` turns them off.
+# Whether they were switched on here: only then does `off` switch them off.
 _on_by_us = False
 
 
 def apply_torch_flags(torch: Any, flags: TorchFlags) -> None:
     """Set the switches on an imported torch.
 
-    cuDNN never chooses kernels by timing, at every level; a user who wants that sets
-    it afterwards.
+    At every level cuDNN is kept from choosing kernels by timing; a user who wants that can
+    set it afterwards.
     """
     global _on_by_us
     torch.backends.cudnn.benchmark = False
@@ -110,7 +110,7 @@ Callback = Callable[[ModuleType], None]
 
 
 class _Finder(MetaPathFinder):
-    """Wraps the loading of the modules it waits for."""
+    """Meta path finder that wraps the loading of the modules it waits for."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, Callback] = {}
@@ -118,7 +118,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec the other finders have for a module that is waited for."""
+        """Return the other finders' spec for a module that is waited for."""
         if fullname not in self.waiting:
             return None
         for finder in list(sys.meta_path):
@@ -153,7 +153,7 @@ class _Finder(MetaPathFinder):
         try:
             callback(module)
         except Exception as error:
-            # The import itself succeeded, and must not fail because of us.
+            # The import itself succeeded and must not fail because of the callback.
             warnings.warn(
                 f"jupyter-detllm could not prepare {module.__name__}: {error}",
                 RuntimeWarning,
@@ -172,8 +172,8 @@ def _tidy() -> None:
 def on_import(name: str, callback: Callback) -> None:
     """Call `callback` with module `name` once it has been imported.
 
-    Called at once when it already is. A second call for the same name replaces the
-    first.
+    It is called immediately if the module is already imported. A second call for the same
+    name replaces the first.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -192,18 +192,18 @@ def hooked() -> tuple[str, ...]:
 
 
 def remove_import_hooks() -> None:
-    """Wait for nothing any more; `sys.meta_path` is as it was."""
+    """Stop waiting and restore `sys.meta_path`."""
     _finder.waiting.clear()
     _tidy()
 
 
-#: Tells children that start with a fresh interpreter the root seed of their parent.
+#: Passes the root seed to child processes that start a fresh interpreter.
 SEED_VARIABLE = "JUPYTER_DETLLM_SEED"
 
 
 @dataclass(frozen=True, slots=True)
 class SeedReport:
-    """What was seeded.
+    """The result of `seed_everything`.
 
     Attributes
     ----------
@@ -212,7 +212,7 @@ class SeedReport:
     seeded
         Streams seeded now: ``random``, ``numpy``, ``torch``, ``cuda``.
     deferred
-        Streams seeded at the moment their module is imported.
+        Streams that will be seeded when their module is imported.
     absent
         Streams whose module is not installed.
     """
@@ -224,7 +224,7 @@ class SeedReport:
 
 
 class _Session:
-    """The root seed of this process and what still waits for it."""
+    """The root seed of this process, and the streams still to be seeded."""
 
     seed: int | None = None
     flags = TorchFlags()
@@ -236,7 +236,7 @@ _session = _Session()
 
 
 def root_seed() -> int | None:
-    """Return the seed given to `seed_everything`, None before."""
+    """Return the seed given to `seed_everything`; None if it was not called."""
     return _session.seed
 
 
@@ -253,22 +253,22 @@ def _checked(seed: int) -> int:
 def seed_everything(seed: int, *, deterministic: str = "off", no_tf32: bool = False) -> SeedReport:
     """Seed random, numpy, torch and every CUDA device, and set torch's switches.
 
-    Nothing is imported: numpy and torch are seeded now if they are there, otherwise at
-    the moment the user imports them. CUDA is not started: its seed waits for it.
+    Nothing is imported: numpy and torch are seeded now if they are loaded, otherwise when
+    the user imports them. CUDA is not started: it is seeded when it starts.
 
     Parameters
     ----------
     seed
         Root seed, 0 to 2**63 - 1.
     deterministic
-        `off`, `warn` or `error`: torch's deterministic algorithms.
+        torch's deterministic algorithms: `off`, `warn` or `error`.
     no_tf32
         Never round float32 operands to TF32.
 
     Raises
     ------
     ControlError
-        For another seed or mode.
+        For an invalid seed or mode.
     """
     flags = TorchFlags(parse_deterministic(deterministic), no_tf32)
     _session.seed = _checked(seed)
@@ -315,19 +315,19 @@ def _torch_arrived(module: ModuleType) -> None:
 
 
 def seed_numpy(numpy_random: Any, seed: int) -> None:
-    """Seed numpy's legacy stream; a seed beyond 32 bits goes in as two words."""
+    """Seed numpy's legacy stream; a seed beyond 32 bits is passed as two words."""
     numpy_random.seed(seed if seed < 2**32 else [seed & 0xFFFFFFFF, seed >> 32])
 
 
 def seed_torch(torch: Any, seed: int) -> None:
-    """Seed torch on CPU and on every CUDA device, started or not."""
+    """Seed torch on CPU and on every CUDA device, even if CUDA has not started."""
     torch.manual_seed(seed)
 
 
 def seed_pending() -> tuple[str, ...]:
-    """Seed what was imported past the import hook; return the names of what was seeded.
+    """Seed modules that were imported past the import hook; return their names.
 
-    Called at engine start, where it normally finds nothing to do.
+    Called at engine start, where there is normally nothing to do.
     """
     done = []
     arrived = {"numpy.random": _numpy_arrived, "torch": _torch_arrived}
@@ -341,8 +341,8 @@ def seed_pending() -> tuple[str, ...]:
 def generator() -> Any:
     """Return the session's `numpy.random.Generator`: ``default_rng(root seed)``.
 
-    The same object every time, until the session is seeded again. Neither an engine
-    nor the legacy functions of numpy move it.
+    It is the same object every time, until the session is seeded again. Neither an engine
+    nor numpy's legacy functions advance it.
     """
     if _session.seed is None:
         raise ControlError(
@@ -359,7 +359,7 @@ def worker_init_fn(worker_id: int) -> None:
     """Seed random and numpy in a torch `DataLoader` worker from torch's worker seed.
 
     Pass it as ``DataLoader(..., worker_init_fn=worker_init_fn)``. torch has seeded
-    itself by then, with another seed in each worker and epoch.
+    itself by then, with a different seed in each worker and epoch.
     """
     import torch
 
@@ -367,7 +367,7 @@ def worker_init_fn(worker_id: int) -> None:
 
 
 def seed_child(index: int, seed: int | None = None) -> int:
-    """Seed a `multiprocessing` child; return the seed it got.
+    """Seed a `multiprocessing` child and return its seed.
 
     Parameters
     ----------
@@ -395,7 +395,7 @@ def _inherited_seed() -> int:
     if text.isascii() and text.isdecimal():
         return int(text)
     raise ControlError(
-        "this child process knows no root seed",
+        "this child process has no root seed",
         expected="a seeded parent or a seed",
         fix="seed_child(index, seed=42)",
     )

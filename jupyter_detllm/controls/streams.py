@@ -1,7 +1,7 @@
 """Keeps the user's random streams as if no engine existed.
 
-An engine in process seeds random, numpy and torch when it starts, and advances
-torch's stream whenever it samples.
+An engine in this process seeds random, numpy and torch when it starts, and advances torch's
+stream whenever it samples.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["preserved_streams"]
 
 @dataclass(slots=True)
 class _TorchStreams:
-    """torch's generators; for a CUDA that has not started, the seeds that wait for it."""
+    """torch's generators; if CUDA has not started, the seeds queued for it."""
 
     cpu: Any
     cuda: list[Any] | None = None
@@ -29,7 +29,7 @@ class _TorchStreams:
 
 @dataclass(slots=True)
 class _Streams:
-    """States at one moment; None where the module was not imported."""
+    """States at one moment; None if the module was not imported."""
 
     seed: int | None
     python: Any
@@ -42,9 +42,9 @@ class _Streams:
 def preserved_streams() -> Iterator[None]:
     """Restore random, numpy, torch and every CUDA generator when the block is left.
 
-    However the block is left. A module imported inside the block has the state it
-    would have had if the user had imported it afterwards: seeded from the root seed,
-    or, in a process that is not seeded, whatever it is.
+    This holds for errors too. A module imported inside the block has the state it would have
+    if the user imported it afterwards: seeded from the root seed or, in a process without
+    one, arbitrary.
     """
     streams = _save()
     try:
@@ -100,12 +100,12 @@ def _restore_torch(torch: Any, saved: _TorchStreams) -> None:
     elif _cuda_started(torch):
         _seed_started_cuda(torch, saved)
     elif saved.waiting is not None:
-        # Still not started: what would have seeded it then must do so still.
+        # Still not started: the queued seeds must still apply.
         vars(torch.cuda._lazy_seed_tracker).update(saved.waiting)
 
 
 def _seed_started_cuda(torch: Any, saved: _TorchStreams) -> None:
-    """Give CUDA, started inside the block, the seeds it would have had at its start."""
+    """Give CUDA, if started inside the block, the seeds it would have had at its start."""
     calls = [call for call in (saved.waiting or {}).get("call_order", ()) if call]
     for call, _traceback in calls:
         call()

@@ -1,8 +1,8 @@
-"""The tries of a call whose texts are expected to look in a certain way.
+"""The tries of a call whose texts must meet an expectation.
 
-Each try is a generate call of its own, with requests, seeds and generations. An `Attempt`
-says beside it which try it was and which of its texts were not as expected. The
-expectation itself is not stored: it stands in the cell's source, here is its digest.
+Each try is a separate generate call, with requests, seeds and generations. Its `Attempt`
+records which try it was and which of its texts were not as expected. Only the digest of the
+expectation is stored; the expectation itself is in the cell's source.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MAX_TRIES = 100
-"""Most tries of one call, made or read."""
+"""Maximum tries of one call, when generating and when reading."""
 
 
 class ExpectationKind(StrEnum):
@@ -47,10 +47,10 @@ class Attempt:
     kind, expected
         What was expected, as its digest.
     number, most
-        Which try this is, from 1, and how many there could have been.
+        Which try this is, from 1, and how many were allowed.
     stands_for
         For each of its generations, the index of the first try's generation that it
-        stands for.
+        replaces.
     unmet
         Indices of its generations that are not as expected, ascending.
     """
@@ -80,7 +80,7 @@ class Attempt:
 
 
 def read_attempt(reader: Reader, generations: int) -> Attempt | None:
-    """Read a call's attempt; None where its texts were not expected to be anything."""
+    """Read a call's attempt; None if the call had no expectation."""
     if "attempt" not in reader.data:
         return None
     own = reader.sub("attempt")
@@ -103,12 +103,13 @@ def _ascending(indices: Sequence[int]) -> bool:
 
 
 def check_attempts(attempts: Sequence[Attempt | None], where: str) -> None:
-    """Refuse tries that do not follow from each other.
+    """Check that each try follows from the one before.
 
     Raises
     ------
     StampError
-        Unless each try after a first one stands for all that the one before left.
+        If a try after the first does not replace exactly the texts that the one before
+        left unmet.
     """
     before: Attempt | None = None
     for attempt in attempts:
@@ -137,7 +138,7 @@ def next_requests(
     first
         The requests of the first try.
     left
-        Indices of its completions, ascending, all prompts' counted on.
+        Indices of its completions, ascending, numbered across all prompts.
     number
         Which try, from 2.
     """

@@ -1,11 +1,11 @@
 """Values to RFC 8785 bytes to digests, the same in Python and in a browser.
 
 A notebook passes through JavaScript whenever it is saved in JupyterLab, and there
-``1.0`` becomes ``1`` and ``2**63 + 1`` becomes ``9223372036854776000``. So nothing
-that matters is stored or hashed as such a number:
+``1.0`` becomes ``1`` and ``2**63 + 1`` becomes ``9223372036854776000``. So no
+value that must be exact is stored or hashed as a JSON number:
 
 * a float is its shortest round-trip decimal, as a string (``"0.7"``); the values
-  that JSON lacks are ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``;
+  that JSON does not have are ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``;
 * an integer beyond +-(2**53 - 1) is its decimal string, and seeds always are;
 * bytes are base64 (RFC 4648, padded);
 * a tuple is a list.
@@ -68,7 +68,7 @@ class Digest:
 
     @property
     def short(self) -> str:
-        """The first 12 hexadecimal digits, for people."""
+        """The first 12 hexadecimal digits, for display."""
         return self.hex[:12]
 
     @classmethod
@@ -84,7 +84,7 @@ class Digest:
 
 
 def brief(value: object) -> str:
-    """Return an untrusted value on at most 40 characters, for a message."""
+    """Return an untrusted value in at most 40 characters, for a message."""
     if not (value is None or isinstance(value, (bool, int, float, str))):
         # The repr of a deeply nested value would exhaust the stack.
         return f"a {type(value).__name__}"
@@ -155,7 +155,7 @@ def _encode_items(items: Sequence[object], depth: int) -> list[Json]:
 
 
 def _encode_scalar(value: object) -> Json:
-    """Encode a number, or an instance of a subclass such as an enumeration's member."""
+    """Encode a number, or an instance of a subclass such as an enum member."""
     if isinstance(value, str):
         return _checked_text(str(value))
     if isinstance(value, int):
@@ -192,8 +192,8 @@ def _checked_key(key: object) -> str:
 def canonical_bytes(value: object) -> bytes:
     """Return the RFC 8785 bytes of `value` after `encode_value`."""
     encoded = encode_value(value)
-    # Without floats, JSON as C writes it is RFC 8785 but for one thing: keys are sorted by
-    # code point, not by UTF-16 unit. Below U+E000 the two orders are one.
+    # Without floats, the output of the C encoder is RFC 8785 except that keys are sorted by
+    # code point, not by UTF-16 unit. Below U+E000 the two orders are the same.
     text = json.dumps(encoded, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     if text.isascii() or not _HIGH.search(text) or _has_ascii_keys(encoded):
         return text.encode("utf-8")

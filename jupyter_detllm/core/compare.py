@@ -1,8 +1,8 @@
 """Two sets of generations compared: first divergence, margin, logprob gap, batches.
 
-Logprobs are compared only while prefixes are equal: past the first divergence the two
-sides answer different questions. Which requests shared a call is compared as well; tries
-follow from what came before them.
+Logprobs are compared only while the prefixes are equal: after the first divergence the two
+sides continue different texts. The composition of each call is compared as well, except for
+tries, which follow from the texts before them.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Divergence:
     position
         Index of the token, from 0.
     reference_token, actual_token
-        Token ids; None where a side had ended.
+        Token ids; None if a side had ended.
     margin
-        Chosen minus runner-up (nats) on the reference side there, None if not kept.
+        Chosen minus runner-up (nats) on the reference side at that position, None if not kept.
     actual_margin
         The same on the actual side.
     runner_up_taken
@@ -75,7 +75,7 @@ class PairComparison:
     """One reference generation against the actual one of the same request.
 
     `gap` is the largest absolute logprob difference (nats) over the equal prefix and
-    `gap_position` where it is; None without evidence on both sides.
+    `gap_position` its position; None without evidence on both sides.
     """
 
     request: GenerationRequest
@@ -107,7 +107,7 @@ class Comparison:
     batch_equal
         Whether every call had the same requests in the same order.
     cached
-        How many requests of the actual side were answered out of the result cache: with
+        How many requests of the actual side were answered from the result cache: if there are
         any, equal generations verify nothing.
     """
 
@@ -224,7 +224,7 @@ def _evidence_gap(
 
 
 def _rows(evidence: TokenEvidence, prefix: int) -> dict[int, bytes]:
-    """Return the kept rows of the prefix as bits, by position."""
+    """Return the bits of the prefix's evidence, by position."""
     return {p: struct.pack("<ffi", c, r, i) for p, c, r, i in evidence.rows() if p < prefix}
 
 
@@ -272,10 +272,10 @@ def compare_calls(reference: Sequence[Call], actual: Sequence[Call]) -> Comparis
 
 
 def same_batches(reference: Sequence[Call], actual: Sequence[Call]) -> bool:
-    """Tell whether every call had the same requests in the same order.
+    """Return whether every call had the same requests in the same order.
 
-    What is tried again follows from the texts of the try before: where these differ,
-    another next try is no cause, but a consequence.
+    What is tried again follows from the texts of the previous try. If those differ, a
+    different next try is a consequence, not a cause.
     """
     if [call.batch for call in reference] == [call.batch for call in actual]:
         return True

@@ -16,15 +16,15 @@ from jupyter_detllm.errors import StampError
 __all__ = ["EVIDENCE_K", "MAX_EVIDENCE_TOKENS", "NEAR_TIE", "MarginClass", "TokenEvidence"]
 
 EVIDENCE_K = 2
-"""Logprobs asked of the engine per token; always the same, since values change with it."""
+"""Logprobs requested per token; constant, since the values depend on it."""
 
 MAX_K = 1024
 
 MAX_EVIDENCE_TOKENS = 4096
-"""Above this many tokens only the smallest margins are kept."""
+"""Above this number of tokens only the smallest margins are kept."""
 
 NEAR_TIE = 0.5
-"""Margin (nats) up to which batch or kernel changes were seen to flip a bfloat16 token."""
+"""Largest margin (nats) at which a bfloat16 token was seen to flip with batch or kernel."""
 
 
 class MarginClass(StrEnum):
@@ -46,8 +46,8 @@ class MarginClass(StrEnum):
 class TokenEvidence:
     """Logprobs (natural logarithm) of chosen and runner-up token.
 
-    The runner-up is the most likely token other than the chosen one; its id is -1
-    where the engine named none.
+    The runner-up is the most likely token other than the chosen one; its id is -1 if the
+    engine reported none.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class TokenEvidence:
     runner_up_ids
         Token ids, one per kept position.
     k
-        Logprobs asked of the engine.
+        Logprobs requested from the engine.
     """
 
     tokens: int
@@ -71,7 +71,7 @@ class TokenEvidence:
     k: int = EVIDENCE_K
 
     def __post_init__(self) -> None:
-        """Refuse arrays whose lengths disagree."""
+        """Check that the arrays have matching lengths."""
         kept = self.tokens if self.positions is None else len(self.positions)
         lengths = {len(self.chosen), len(self.runner_up), len(self.runner_up_ids), kept}
         if len(lengths) != 1:
@@ -100,7 +100,7 @@ class TokenEvidence:
         return None if math.isnan(margin) else margin
 
     def smallest(self, limit: int = MAX_EVIDENCE_TOKENS) -> TokenEvidence:
-        """Return this evidence, cut to the `limit` smallest margins if it is larger."""
+        """Return this evidence, limited to the `limit` smallest margins."""
         if self.positions is not None or self.tokens <= limit:
             return self
         gaps = [abs(c - r) for c, r in zip(self.chosen, self.runner_up, strict=True)]
@@ -135,7 +135,7 @@ class TokenEvidence:
         Raises
         ------
         StampError
-            When a length disagrees, before anything is allocated.
+            If a length does not match; raised before anything is allocated.
         """
         if not isinstance(data, Mapping):
             raise StampError("evidence is not an object")
@@ -176,6 +176,6 @@ def _unpack(code: str, text: object, count: int | None, most: int) -> tuple[floa
     form = f"<{len(raw) // 4}{code}"
     values = struct.unpack(form, raw)
     if struct.pack(form, *values) != raw:
-        # Only a signalling NaN changes on its way through a Python float.
+        # Only a signalling NaN changes when it passes through a Python float.
         raise StampError("an evidence array holds a signalling NaN")
     return values

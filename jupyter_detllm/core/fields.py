@@ -1,7 +1,7 @@
 """The table of fingerprint fields: what each is, and why it changes results.
 
-A field of the fingerprint is a row here and a line in its collector in `probes`.
-Each row: name, role, weight, meaning; why; how to make two environments agree.
+Each field of the fingerprint has a row here and a line in its collector in `probes`. A row has
+name, role, weight and meaning; why it matters; and how to make two environments agree.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class FieldSpec:
     name
         ``group.field``; ``controls.*`` stands for every control.
     group, role
-        Who reads it, and what a difference means.
+        Which collector reads it, and what a difference means.
     meaning
         What the value is, with its unit.
     why
         One sentence: why a difference changes results, or why it does not.
     weight
-        How likely a difference changes results, 0 (never seen) to 100 (always).
+        How likely a difference is to change results, 0 (never seen) to 100 (always).
     align
         How to make two environments agree.
     """
@@ -67,7 +67,7 @@ def _row(name: str, role: str, weight: int, meaning: str, why: str, align: str =
 _ID, _NUM, _INFO = "identity", "numerics", "informational"
 _ENGINE_ARG = "pass the same engine option to `%detllm use`"
 
-# One row is one thought: the formatter would spread each over seven lines.
+# The formatter would spread each row over seven lines.
 # fmt: off
 _MODEL = (
     _row("model.weights", _ID, 100, "digest of the weight and config files",
@@ -254,7 +254,7 @@ _ENGINE = (
          "Drafted tokens change the shape of every step.", _ENGINE_ARG),
     _row("engine.lora", _NUM, 79, "LoRA on or off, and the highest rank",
          "Layers with an adapter run other kernels, by the highest rank.", _ENGINE_ARG),
-    _row("engine.server", _NUM, 77, "system_fingerprint of a server that tells no more of itself",
+    _row("engine.server", _NUM, 77, "system_fingerprint of a server that reports nothing more",
          "It is a hash of the server's configuration: dtype, backends, parallel sizes and more.",
          "start the server with the same options and the same vLLM"),
     _row("engine.unproven", _INFO, 19, "what a server cannot be known to do or to be",
@@ -283,7 +283,7 @@ _BY_NAME = {row.name: row for row in FIELDS}
 
 
 def spec_of(name: str) -> FieldSpec | None:
-    """Return the row of field `name`, or None for a field of another version."""
+    """Return the row of field `name`, or None for a field from another version."""
     found = _BY_NAME.get(name)
     if found is None and name.startswith("controls."):
         return _BY_NAME["controls.*"]

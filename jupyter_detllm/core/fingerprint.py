@@ -27,7 +27,7 @@ MAX_VALUE_CHARS = 400
 PACKAGES_FIELD = "software.packages"
 
 _STAMPED = (PACKAGES_FIELD, "hardware.gpu_memory", "engine.unproven")
-"""Informational fields that a stamp keeps: people ask about them first, and they are stable."""
+"""Informational fields that a stamp keeps: they are stable and the first that people ask for."""
 
 FieldValue: TypeAlias = str | int | bool | None
 
@@ -36,8 +36,8 @@ FieldValue: TypeAlias = str | int | bool | None
 class Fingerprint:
     """What a generation depended on, as fields by role.
 
-    The roles are stored beside the values, so that a reader of another version
-    recomputes the same digest even when it does not know a field.
+    The roles are stored with the values, so that a reader of another version recomputes the
+    same digest even if it does not know a field.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Fingerprint:
         Raises
         ------
         StampError
-            When a collector returns a field that the table lacks.
+            If a collector returns a field that is not in the table.
         """
         roles: dict[Role, dict[str, FieldValue]] = {role: {} for role in Role}
         for name in sorted(values):
@@ -68,7 +68,7 @@ class Fingerprint:
 
     @property
     def digest(self) -> Digest:
-        """Digest over the numerics fields only; a field without a value is an absent one."""
+        """Digest over the numerics fields only; a field without a value counts as absent."""
         return digest_of({k: v for k, v in self.numerics.items() if v is not None})
 
     def values(self) -> dict[str, FieldValue]:
@@ -90,7 +90,7 @@ class Fingerprint:
         }[role]
 
     def for_stamp(self) -> Fingerprint:
-        """Return what a stamp keeps (4 KB at most): numerics, identity, little informational."""
+        """Return what a stamp keeps (at most 4 KB): numerics, identity, few informational ones."""
         kept = {k: v for k, v in self.informational.items() if k in _STAMPED and v is not None}
         return Fingerprint(self.numerics, self.identity, kept)
 
@@ -129,7 +129,7 @@ class Fingerprint:
 
 def _clipped(value: FieldValue) -> FieldValue:
     if isinstance(value, str) and len(value) > MAX_VALUE_CHARS:
-        # A cut value must still tell two long values apart.
+        # Two long values must still differ after they are cut.
         return f"{value[: MAX_VALUE_CHARS - 80]}... {digest_of(value)}"
     return value
 
@@ -154,8 +154,8 @@ def _read_role(data: Mapping[str, object], role: Role) -> dict[str, FieldValue]:
 class FieldDiff:
     """One field that differs between two fingerprints.
 
-    `left` and `right` are the values, None where a side lacks the field;
-    `why` says why it matters and `align` how to make the sides agree.
+    `left` and `right` are the values, None if a side lacks the field; `why` says why it
+    matters and `align` how to make the sides agree.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Requests as they were resolved, and the generations they led to."""
+"""Resolved requests and their generations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 MAX_COMPLETIONS = 1024
-"""Most completions of one prompt, written or read."""
+"""Maximum completions of one prompt, when generating and when reading."""
 
 
 class PromptKind(StrEnum):
@@ -48,7 +48,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as it was asked: messages, raw text or token ids, by `kind`."""
+    """A prompt as the user gave it: messages, raw text or token ids, by `kind`."""
 
     kind: PromptKind
     messages: tuple[Message, ...] = ()
@@ -72,7 +72,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Resolved sampling parameters: nothing is left to a default.
+    """Resolved sampling parameters, with no defaults left open.
 
     Temperature 0 is greedy; then `top_p` is 1, `top_k` 0 (off) and `min_p` 0.
     `beam_width` above 0 is beam search, which samples nothing.
@@ -99,7 +99,7 @@ class Sampling:
         return self.temperature == 0.0 and self.beam_width == 0
 
     def normalised(self) -> Sampling:
-        """Return equal parameters in one spelling: greedy switches filters off."""
+        """Return the parameters in normal form: greedy decoding has no filters."""
         if self.temperature == 0.0 or self.beam_width:
             return replace(self, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
         return replace(self, top_k=max(self.top_k, 0))
@@ -132,7 +132,7 @@ class GenerationRequest:
     Attributes
     ----------
     prompt
-        As it was asked; None where only digests were stored.
+        As the user gave it; None if only digests were stored.
     prompt_tokens
         Digest of the token ids the model sees.
     sampling
@@ -140,7 +140,7 @@ class GenerationRequest:
     seeds
         One per completion, 0 to 2**63 - 1.
     token_ids
-        The prompt's token ids; empty where the request was read from a stamp.
+        The prompt's token ids; empty if the request was read from a stamp.
     prompt_length
         Number of prompt tokens.
     """
@@ -161,7 +161,7 @@ class GenerationRequest:
 
 @lru_cache(maxsize=4096)
 def _request_digest(prompt_tokens: Digest, sampling: Sampling, seeds: tuple[int, ...]) -> Digest:
-    # Remembered: a check asks for it on both sides, several times over.
+    # Cached: a check needs it several times for both sides.
     return digest_of(
         {
             "prompt_tokens": str(prompt_tokens),
@@ -182,7 +182,7 @@ class Generation:
     token_ids
         Generated token ids, in order.
     finish_reason
-        ``stop``, ``length`` or what the engine says.
+        ``stop``, ``length`` or another reason that the engine reports.
     text
         The decoded text.
     offsets
@@ -205,7 +205,7 @@ class Generation:
         return data[: self.offsets[position]] if position < len(self.offsets) else data
 
     def token_bytes(self, position: int) -> bytes:
-        """Return the bytes of the text that token `position` brought."""
+        """Return the bytes that token `position` added to the text."""
         data = self.text.encode("utf-8", "replace")
         start = min(self.offsets[position], len(data))
         last = position + 1 >= len(self.offsets)
@@ -214,7 +214,7 @@ class Generation:
 
 
 def generation_digest(generations: Sequence[Generation]) -> Digest:
-    """Return the digest of token ids and finish reasons; logprobs are never in it."""
+    """Return the digest of token ids and finish reasons, without logprobs."""
     return digest_of(
         [
             {
@@ -237,11 +237,11 @@ def build_requests(
     seed: int | None = None,
     seen: Mapping[Digest, int] | None = None,
 ) -> tuple[GenerationRequest, ...]:
-    """Give every completion its seed and return the requests of one call.
+    """Assign a seed to every completion and return the requests of one call.
 
     Without `seed` the seeds are derived; with it, occurrence i, completion j gets
-    ``seed + i * n + j``. `seen` says how often each prompt already occurred in the
-    same cell, in earlier calls.
+    ``seed + i * n + j``. `seen` counts how often each prompt occurred in earlier calls of
+    the same cell.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Guarantee levels, weakest first, and what a session has where nobody says otherwise."""
+"""Guarantee levels, weakest first, and the defaults of a session."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = [
 ]
 
 LEVEL_VARIABLE = "JUPYTER_DETLLM_LEVEL"
-"""Environment variable with the level of sessions that name none; set by reruns."""
+"""Environment variable with the level of sessions that name none; set by `rerun`."""
 
 ONE_AT_A_TIME = "sequential"
-"""The method of batch invariance (`engine.invariance`) under which no step has two sequences."""
+"""The method (`engine.invariance`) that runs one sequence at a time."""
 
 
 class Level(StrEnum):
-    """What is promised about a generation."""
+    """A guarantee about generations."""
 
     SEEDED = "seeded"
     REPEATABLE = "repeatable"
@@ -48,21 +48,21 @@ _PROMISES = {
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far a self-test has shown the level `invariant` to hold.
+    """The range for which a self-test has shown the level `invariant` to hold.
 
     Attributes
     ----------
     tokens
-        Longest sequence that was compared: prompt and output, in tokens.
+        Longest sequence that was compared (prompt and output), in tokens.
     sequences
-        Most sequences of one step that were compared with each of them alone.
+        Largest number of sequences in one step that were compared with each of them alone.
     """
 
     tokens: int
     sequences: int
 
     def __str__(self) -> str:
-        """Return both, for people."""
+        """Return both in words."""
         return (
             f"{self.tokens:,} token{'' if self.tokens == 1 else 's'}, "
             f"{self.sequences:,} sequence{'' if self.sequences == 1 else 's'}"
@@ -70,18 +70,18 @@ class Reach:
 
 
 DEFAULT_SEED = 0
-"""Root seed of a session that names none; every stamp keeps the one in use."""
+"""Root seed of a session that names none; stamps record the one in use."""
 
 DEFAULT_LEVEL = Level.INVARIANT
-"""Guarantee level of a session that names none, where its self-test holds."""
+"""Guarantee level of a session that names none, if the self-test passes."""
 
 FALLBACK_LEVEL = Level.REPEATABLE
-"""What such a session has where no method proves batch invariance."""
+"""Level of such a session if no method is shown to be batch-invariant."""
 
 
 def fallback_level(model: str) -> Level:
-    """Return what a session has with `model` where the default level is not to be had.
+    """Return the level of a session with `model` if the default level is not available.
 
-    A server schedules requests by their time of arrival: `repeatable` is none of its.
+    A server schedules requests by time of arrival, so it cannot be `repeatable`.
     """
     return Level.SEEDED if "://" in model else FALLBACK_LEVEL

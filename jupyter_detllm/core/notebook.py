@@ -1,7 +1,7 @@
-"""A notebook, as the dict of its JSON, to its stamped cells. Nothing is executed.
+"""The stamped cells of a notebook, given as the dict of its JSON. Nothing is executed.
 
-What a cell's `%%detgen` line says is read without running it. Promotion, the other
-direction, is in `promotion`.
+A cell's `%%detgen` line is parsed without running it. For writing references, see
+`promotion`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ JsonObject: TypeAlias = dict[str, Any]
 
 
 class Which(StrEnum):
-    """Which stamps of a cell are read: both, or one, which is the actual one if it is there."""
+    """Which stamps of a cell are read: both, or one, preferably the actual one."""
 
     BOTH = "both"
     ONE = "one"
@@ -74,11 +74,11 @@ class CellView:
     policy
         Policy of the cell's tag or magic line, or None.
     actual, reference, previous
-        The stamps, None where absent.
+        The stamps, None if absent.
     actual_json, reference_json
         The same as stored.
     same_run
-        Whether the output is the run that was promoted.
+        Whether the output is from the run that was promoted.
     problems
         What could not be read, one line each.
     """
@@ -99,7 +99,7 @@ class CellView:
 
     @property
     def label(self) -> str:
-        """Name for people: ``cell 3 (haiku)``."""
+        """Name for display: ``cell 3 (haiku)``."""
         return f"cell {self.number} ({self.name})" if self.name else f"cell {self.number}"
 
 
@@ -117,25 +117,25 @@ _LINE_NAME = re.compile(r"\s+([A-Za-z_][\w.-]*)(?=\s|$)")
 
 
 def magic_line(source: str) -> str | None:
-    """Return what follows `%%detgen` on its line; None where a cell has none."""
+    """Return the rest of the `%%detgen` line; None if the cell has none."""
     found = _MAGIC_LINE.match(source)
     return None if found is None else found.group(1)
 
 
 def line_name(line: str) -> str:
-    """Return the name of the cell, "" where its line begins with no name."""
+    """Return the name of the cell, "" if its line does not begin with a name."""
     found = _LINE_NAME.match(line)
     return found.group(1) if found else ""
 
 
 def line_option(line: str, option: str) -> str | None:
-    """Return the last value of an option, split as the magic splits its line."""
+    """Return the last value of an option, with the line split as the magic splits it."""
     if option not in line:
         return None
     try:
         words = shlex.split(line)
     except ValueError:
-        return None  # the magic refuses such a line: nothing was generated from it
+        return None  # the magic refuses such a line, so nothing was generated from it
     found = None
     for word, following in zip_longest(words, words[1:]):
         if word == option:
@@ -167,14 +167,14 @@ def read_notebook(
     notebook
         The dict of its JSON.
     which
-        The stamps that are read; each costs a recomputation of its digests.
+        The stamps to read; for each, the digests are recomputed.
     known
         Cells that need not be read again; those that are read are added.
 
     Raises
     ------
     NotebookError
-        When it is not an nbformat 4 notebook.
+        If it is not an nbformat 4 notebook.
     """
     check_format(notebook)
     fingerprints, problems = read_fingerprints(notebook)
@@ -194,7 +194,7 @@ def read_notebook(
 
 
 def check_format(notebook: object) -> None:
-    """Raise `NotebookError` for what is not an nbformat 4 notebook."""
+    """Raise `NotebookError` unless this is an nbformat 4 notebook."""
     data = _mapping(notebook)
     version = data.get("nbformat")
     if type(version) is int and 0 < version < 4:
@@ -245,7 +245,7 @@ def schema_problems(meta: Mapping[str, Any], schema: str, where: str) -> list[st
 
 
 def _text(value: object) -> str | None:
-    """Return multi-line text, stored as a string or a list of them; None if it is none."""
+    """Return multi-line text, stored as a string or a list of strings; None for anything else."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         value = "".join(value)
     if not isinstance(value, str):
@@ -267,7 +267,7 @@ class _Context:
     seen: SeenFingerprints = field(default_factory=dict)
 
     def read(self, data: object, where: str, problems: list[str]) -> Stamp | None:
-        """Return a stored stamp or reference; note why it cannot be read."""
+        """Return a stored stamp or reference; record a problem if it cannot be read."""
         if data is None:
             return None
         if isinstance(data, Kept):
@@ -305,7 +305,7 @@ def _cell(cell: JsonObject, context: _Context) -> CellView | None:
     which = context.which
     read = stamped if which is not Which.REFERENCE else None
     actual = context.read(read, "the output's stamp", problems)
-    # A name may stand after options, which only the magic knows to tell apart.
+    # A name may follow options, which only the magic can parse.
     name = line_name(line or "") or (actual.name if line is not None and actual else "")
     if line is not None and actual is not None and not still_shown(actual, _shown_texts(cell)):
         problems.append("the text that the output shows is not the stamped one: run the cell again")
@@ -343,17 +343,17 @@ def output_stamp(cell: JsonObject) -> tuple[object, str | None]:
 
 
 def _same_run(run: str | None, meta: Mapping[str, Any], stamped: object) -> bool:
-    """Tell whether the output is the promoted run: it is, unless something tells otherwise."""
+    """Return whether the output is the promoted run, which is assumed unless disproved."""
     recorded = meta.get("recorded_run")
     if run is not None and isinstance(recorded, str) and run != recorded:
         return False
-    # Without ids nothing says that the cell was run again; another content does.
+    # Without run ids, only different content shows that the cell was run again.
     reference = _mapping(meta.get("reference"))
     return bool(reference) and reference.get("digest") == _mapping(stamped).get("digest")
 
 
 def _shown_texts(cell: JsonObject) -> list[str]:
-    """Return the plain texts of a cell's outputs, without the line of its stamp."""
+    """Return the plain texts of a cell's outputs, without the stamp line."""
     outputs = cell.get("outputs")
     found = map(_mapping, outputs if isinstance(outputs, list) else [])
     rest = (output for output in found if KEY not in _mapping(output.get("metadata")))
@@ -382,7 +382,7 @@ def _policy(tags: frozenset[str], line: str, problems: list[str]) -> Policy | No
 
 
 def check_cell(cell: CellView) -> Outcome:
-    """Return the verdict about a cell from what the file holds, and nothing else."""
+    """Return the verdict on a cell from the file's content alone."""
     if cell.problems:
         return decide(Facts(problems=cell.problems))
     if cell.reference is None or cell.actual is None:
@@ -403,7 +403,7 @@ class Since(StrEnum):
     """What the previous reference says about a difference.
 
     `update`: the actual side equals the reference before the last update.
-    `later`: that reference and the present one are equal, so the difference is newer.
+    `later`: that reference and the current one are equal, so the difference is newer.
     `neither`: the actual side equals neither.
     """
 
@@ -413,7 +413,7 @@ class Since(StrEnum):
 
 
 def since(cell: CellView) -> Since | None:
-    """Return since when `cell` differs; None when it does not, or nothing tells."""
+    """Return since when `cell` differs; None if it does not, or if that is unknown."""
     actual, reference, previous = cell.actual, cell.reference, cell.previous
     if actual is None or reference is None or previous is None:
         return None

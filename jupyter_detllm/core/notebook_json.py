@@ -1,9 +1,8 @@
-"""A notebook's JSON, read as far as it concerns us.
+"""A notebook's JSON, parsed as far as this package needs it.
 
-What makes notebooks large is other people's outputs. msgspec checks the syntax of such a
-value and leaves it where it is, as a view of the file's bytes (`Kept`): it takes no memory,
-and is written back byte for byte. Everything small, and everything that is ours, is read
-by `json`.
+Notebooks are large because of other tools' outputs. msgspec checks the syntax of such a value and
+keeps it as a view of the file's bytes (`Kept`): it takes no memory, and is written back byte for
+byte. Everything small, and all data of this package, is parsed by `json`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ SMALL = 2048
 """Values of up to so many bytes are read, whosever they are."""
 
 SMALL_CELL = 32_768
-"""Cells of up to so many bytes are read whole if they hold something of ours."""
+"""Cells up to this size in bytes are parsed completely if they hold data of this package."""
 
 MAX_OURS = 64_000_000
 """Stamps and texts of more bytes are not read."""
@@ -31,7 +30,7 @@ MAX_OURS = 64_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What is read of a large value: nothing, some of its members, or all if it is ours."""
+    """What to parse of a large value: nothing, some members, or all if it is this package's."""
 
     members: Mapping[str, _Shape] = field(default_factory=dict)
     every: _Shape | None = None
@@ -88,7 +87,7 @@ def read_whole(raw: bytes | memoryview) -> Any:
 
 
 def outline(raw: bytes | memoryview) -> Any:
-    """Return the value in `raw`, a `Kept` wherever it is large and none of ours.
+    """Return the value in `raw`, with a `Kept` for each large value of other tools.
 
     Parameters
     ----------
@@ -160,7 +159,7 @@ def _object(raw: msgspec.Raw, shape: _Shape) -> dict[str, Any]:
 
 
 def _read_texts(cell: dict[str, Any]) -> None:
-    """Read what is ours only in some cells: the source of code, texts beside a stamp."""
+    """Parse what is only needed in some cells: the source of code, texts next to a stamp."""
     _fill(cell, "source")
     outputs = cell.get("outputs")
     found = [_mapping(output) for output in (outputs if isinstance(outputs, list) else [])]

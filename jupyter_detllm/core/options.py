@@ -31,7 +31,7 @@ def option_size(options: Mapping[str, FieldValue], name: str) -> int:
 
 
 def ranks_of(options: Mapping[str, FieldValue]) -> int:
-    """Return the number of ranks that engine options ask for; 1 without any."""
+    """Return the number of ranks requested by engine options; 1 by default."""
     ranks = 1
     for name in PARALLEL_SIZES:
         ranks *= option_size(options, name)

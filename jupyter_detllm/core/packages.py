@@ -1,7 +1,7 @@
 """The package list of a stamped environment, kept in notebook metadata. Pure.
 
-A stamp holds the list's digest; the list itself is stored under that digest, so that it
-can be told from a list of another environment, and from one that was edited.
+A stamp holds the list's digest; the list itself is stored under that digest, which
+distinguishes it from lists of other environments and from edited ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def list_digest(packages: Sequence[str]) -> str:
 
 
 def stamps_of(view: NotebookView) -> tuple[Stamp, ...]:
-    """Return the references with a fingerprint, or, where there are none, what outputs carry."""
+    """Return the references with a fingerprint or, if there are none, the outputs' stamps."""
     references = [cell.reference for cell in view.cells if cell.reference is not None]
     actuals = [cell.actual for cell in view.cells if cell.actual is not None]
     return tuple(stamp for stamp in references if stamp.fingerprint is not None) or tuple(actuals)
@@ -46,7 +46,7 @@ def stamps_of(view: NotebookView) -> tuple[Stamp, ...]:
 def list_digests(view: NotebookView, fingerprint: str) -> frozenset[str]:
     """Return the digests of the package lists that are stamped with a fingerprint.
 
-    Environments that differ in packages without effect share a fingerprint.
+    Environments that differ only in packages without effect share a fingerprint.
     """
     found: list[Fingerprint | None] = [view.fingerprints.get(fingerprint)]
     for cell in view.cells:
@@ -62,7 +62,7 @@ def _is_digest(value: object) -> TypeGuard[str]:
 
 
 def package_lists(notebook: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the stored lists by digest; one that disagrees with its digest is left out."""
+    """Return the stored lists by digest, without those that disagree with their digest."""
     stored = own_metadata(notebook).get(LISTS_KEY)
     found = {}
     for digest, packages in stored.items() if isinstance(stored, dict) else ():
@@ -74,7 +74,7 @@ def package_lists(notebook: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 def keep_package_list(notebook: JsonObject, packages: Sequence[str]) -> JsonObject:
     """Return the notebook with `packages` as its stored list, in place of any other.
 
-    The caller has seen that a stamp of the notebook holds the list's digest.
+    The caller has checked that a stamp of the notebook holds the list's digest.
     """
     lists = {list_digest(packages): list(packages)}
     if own_metadata(notebook).get(LISTS_KEY) == lists:

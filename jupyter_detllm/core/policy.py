@@ -1,4 +1,4 @@
-"""What a user accepts: verdicts mapped to yes or no."""
+"""Policies: which verdicts a user accepts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Policy:
         return shown and gap is not None and gap <= self.atol
 
     def _prefix(self, comparison: Comparison) -> bool:
-        # A side that ended early differs at its end, which `divergence` holds too.
+        # A side that ended early differs at its end; `divergence` covers that too.
         return all(
             pair.divergence is None or pair.divergence.position >= self.n
             for pair in comparison.pairs

@@ -40,7 +40,7 @@ class Update(StrEnum):
 
 
 class ChangeKind(StrEnum):
-    """What promotion did with one cell."""
+    """What promotion did to a cell."""
 
     ADDED = "added"
     REPLACED = "replaced"
@@ -52,7 +52,7 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What was done with a cell, and why, in one line."""
+    """What was done to a cell, and why, in one line."""
 
     label: str
     kind: ChangeKind
@@ -84,7 +84,7 @@ def promote(
     Raises
     ------
     NotebookError
-        When it is not a notebook, or its shared metadata is of another schema.
+        If it is not a notebook, or its shared metadata has another schema.
     """
     known = {} if known is None else known
     view = read_notebook(notebook, known=known)
@@ -148,7 +148,7 @@ def _decide(cell: CellView, raw: JsonObject, update: Update) -> tuple[Change, Js
 def _same_content(cell: CellView) -> bool:
     """Whether both stamps hold the same, wherever their generations were taken from."""
     stored = [(side or {}).get("digest") for side in (cell.reference_json, cell.actual_json)]
-    if stored[0] == stored[1]:  # what a stamp says of itself was held to its content
+    if stored[0] == stored[1]:  # the stamp's digests were checked against its content
         return True
     if cell.reference is None or cell.actual is None:
         return False
@@ -156,7 +156,7 @@ def _same_content(cell: CellView) -> bool:
 
 
 def _only_reference_broken(cell: CellView) -> bool:
-    """Whether the one problem is a reference of our own schema that can be replaced."""
+    """Whether the only problem is a reference of this schema, which can be replaced."""
     stored = cell.reference_json
     broken = stored is not None and cell.reference is None
     ours = stored is not None and stored.get("schema") == STAMP_SCHEMA
@@ -199,7 +199,7 @@ def _shared(notebook: JsonObject, view: NotebookView) -> JsonObject | None:
     )
     kept = dict(own_metadata(notebook))
     if unreadable:
-        # What such a reference needs is unknown, so nothing is dropped.
+        # It is unknown what such a reference needs, so nothing is dropped.
         return kept if not references else {**kept, **_summary(references, view, kept, keep=True)}
     return {**kept, **_summary(references, view, kept, keep=False)} if references else None
 
@@ -210,7 +210,7 @@ def _summary(
     previous = [cell.previous for cell in view.cells if cell.previous is not None]
     wanted = {str(stamp.fingerprint_digest) for stamp in (*references, *previous)}
     stored = kept.get("fingerprints")
-    # What is stored and sound stays as it was written, unknown keys included.
+    # Valid stored data stays as it was written, including unknown keys.
     found: dict[str, Json] = dict(stored) if isinstance(stored, dict) else {}
     wanted |= found.keys() if keep else set()
     for cell in view.cells:
@@ -227,7 +227,7 @@ def _summary(
 
 
 def strip(notebook: JsonObject) -> tuple[JsonObject, tuple[Change, ...]]:
-    """Return the notebook without anything of ours, and what was removed."""
+    """Return the notebook without this package's metadata, and what was removed."""
     check_format(notebook)
     cells, changes = [], []
     for number, raw in enumerate(notebook["cells"], start=1):

@@ -18,7 +18,7 @@ MAX_ITEMS = 1_000_000
 
 
 class Reader:
-    """One JSON object and where it stands, for messages.
+    """One JSON object and its place in the input, for messages.
 
     Unknown keys are ignored: a later minor version may add some.
     """
@@ -53,7 +53,7 @@ class Reader:
         return self._integer(key, self.data.get(key), low, high)
 
     def _integer(self, key: str, value: object, low: int, high: int) -> int:
-        # JavaScript saves 1.0 as 1, never the other way round.
+        # JavaScript saves 1.0 as 1, never vice versa.
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise self._fail(key, f"an integer from {low} to {high}")
         return value
@@ -97,7 +97,7 @@ class Reader:
             raise self._fail(key, "a digest") from None
 
     def optional_digest(self, key: str) -> Digest | None:
-        """Return a digest, or None where the key is absent or null."""
+        """Return a digest, or None if the key is absent or null."""
         return None if self.data.get(key) is None else self.digest(key)
 
     def items(self, key: str) -> list[Any]:
@@ -115,7 +115,7 @@ class Reader:
         return tuple(value)
 
     def nothing_but(self, known: Collection[str]) -> None:
-        """Refuse keys that are not `known`, where each one there is changes what is meant."""
+        """Refuse keys that are not `known`, in an object whose every key changes its meaning."""
         for key in self.data:
             if key not in known:
                 raise StampError(

@@ -24,7 +24,7 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def looks_secret(name: str) -> bool:
-    """Tell whether a variable or option of this name is likely to hold a secret.
+    """Return whether a variable or option with this name is likely to hold a secret.
 
     ``HF_TOKEN`` and ``apiKey`` are; ``TOKENIZERS_PARALLELISM`` and ``max_tokens`` are not.
     """
@@ -34,7 +34,7 @@ def looks_secret(name: str) -> bool:
     return any(word.lower() in _SECRET_WORDS for word in _WORDS.findall(name))
 
 
-# Token shapes that are secret whatever stands before them.
+# Token shapes that are secret whatever precedes them.
 _SHAPES = re.compile(
     r"""-----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----.*?(?:-----END[ ][A-Z ]*PRIVATE[ ]KEY-----|\Z)
     | \b(?:hf|gh[pousr]|glpat|npm|pypi|nvapi|sk|rk|pk)[_-][A-Za-z0-9_-]{16,}
@@ -48,7 +48,7 @@ _SHAPES = re.compile(
 )
 _URL_CREDENTIALS = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@'\"]+@")
 _BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}")
-# NAME=value, NAME: value, "NAME": "value"; whether NAME is secret is looks_secret's word.
+# NAME=value, NAME: value, "NAME": "value"; `looks_secret` decides whether NAME is secret.
 _ASSIGNED = re.compile(
     r"""(?P<name>[A-Za-z][A-Za-z0-9_-]{1,63})(?P<sep>["']?[ ]?[=:][ ]?)
     (?P<value>"[^"\n]*"|'[^'\n]*'|[^\s,;"'&]+)""",
@@ -59,7 +59,7 @@ _ASSIGNED = re.compile(
 def _mask_assignment(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"].strip("\"'")
     certain = any(part in name.lower() for part in _SECRET_PARTS)
-    # "eos token: 2" and "key: yes" are no secrets; a short password is one.
+    # "eos token: 2" and "key: yes" are not secrets; a short password is.
     if value and (certain or (looks_secret(name) and len(value) >= 8)):
         return f"{name}{match['sep']}{REDACTED}"
     return match[0]
@@ -68,7 +68,7 @@ def _mask_assignment(match: re.Match[str]) -> str:
 def _fold_home(text: str, home: str) -> str:
     for form in {home, home.replace("\\", "/"), home.replace("/", "\\")}:
         stem = form.rstrip("/\\")
-        # A home of "/" or "C:" would fold every path of the machine.
+        # A home of "/" or "C:" would replace the start of every path.
         if len(stem) > 2:
             text = re.sub(re.escape(stem) + r"(?![\w.-])", "~", text)
     return text

@@ -1,4 +1,4 @@
-"""Derived seeds: each request has its own, independent of what ran before it."""
+"""Derived seeds: each request has its own, whatever ran before it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def derive_seed(root: int, name: str, prompt: Digest, occurrence: int, completio
 
 
 def next_try_seed(first: int, prompt: Digest, number: int) -> int:
-    """Return the seed of a completion's try `number`, from 2, given that of its first try.
+    """Return the seed of a completion's try `number` (from 2), given that of its first try.
 
-    Nothing else goes into it: what becomes of its neighbours moves no seed. No cell has
-    the name it is derived under.
+    It depends on nothing else, in particular not on the other completions. No cell can have
+    the name used for the derivation.
     """
     return derive_seed(first, " try", prompt, number, 0)
 

@@ -21,7 +21,7 @@ _KEPT_CONTROLS = "\n\t"
 
 
 def printable(text: str) -> str:
-    """Return text whose control characters are visible, so that none acts on a terminal."""
+    """Return text with control characters made visible, so that a terminal ignores them."""
     if text.isprintable():
         return text
     return "".join(
@@ -35,14 +35,14 @@ def printable(text: str) -> str:
 def generations_text(
     requests: Sequence[GenerationRequest], generations: Sequence[Generation]
 ) -> str:
-    """Return the texts of one call, with headings where there are several."""
+    """Return the texts of one call, with headings if there are several."""
     if len(generations) == 1:
         return generations[0].text
     return "\n\n".join(f"[{generation_heading(g, requests)}]\n{g.text}" for g in generations)
 
 
 def generation_heading(generation: Generation, requests: Sequence[GenerationRequest]) -> str:
-    """Return which generation of its call it is; "" where there is one."""
+    """Return the generation's place in its call; "" if it is the only one."""
     parts = []
     if len(requests) > 1:
         parts.append(f"prompt {generation.prompt_index + 1}/{len(requests)}")
@@ -53,7 +53,7 @@ def generation_heading(generation: Generation, requests: Sequence[GenerationRequ
 
 
 def shown_calls(calls: Sequence[Call]) -> tuple[Call, ...]:
-    """Return the calls as a cell shows them: a try's texts in place of those it replaced."""
+    """Return the calls as a cell shows them: each try's texts replace the earlier ones."""
     shown: list[Call] = []
     for call in calls:
         if call.attempt is None or call.attempt.number == 1 or not shown:
@@ -72,7 +72,7 @@ def shown_calls(calls: Sequence[Call]) -> tuple[Call, ...]:
 
 
 def attempts_text(calls: Sequence[Call]) -> str:
-    """Return what a stamp's line says of expectations; "" where there were none."""
+    """Return the stamp line's part about expectations; "" if there were none."""
     tried = [call.attempt for call in calls if call.attempt is not None]
     if not tried:
         return ""
@@ -84,17 +84,17 @@ def attempts_text(calls: Sequence[Call]) -> str:
 
 
 def still_shown(stamp: Stamp, shown: Iterable[str]) -> bool:
-    """Tell whether the texts that a `%%detgen` cell shows hold those of its stamp.
+    """Return whether the texts that a `%%detgen` cell shows contain those of its stamp.
 
-    White space does not count: editors and formats add and drop it. A cell that shows
-    no text at all, because it was captured, misleads nobody.
+    White space is ignored, since editors and formats change it. A cell that shows no text
+    at all, because its output was captured, passes.
 
     Parameters
     ----------
     stamp
         The stamp in its output.
     shown
-        The plain texts of its outputs, that of the stamp left out.
+        The plain texts of its outputs, without the stamp line.
     """
     texts = [squeezed for text in shown if (squeezed := "".join(text.split()))]
     if not texts:

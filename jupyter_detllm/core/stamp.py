@@ -1,9 +1,9 @@
-"""What a generation leaves in the notebook.
+"""Stamps: the record of a generation in the notebook.
 
-A stamp is written once, by the kernel, into output metadata. Promoted into cell
-metadata it is a reference: the same object without ``fingerprint``, which then
-stands once in notebook metadata under its digest. The stamp's own digest leaves
-``fingerprint`` out and keeps ``fingerprint_digest``, so both have the same digest.
+The kernel writes a stamp once, into output metadata. Promoted into cell metadata it is a
+reference: the same object without ``fingerprint``, which is then stored once in notebook
+metadata under its digest. The stamp's own digest covers ``fingerprint_digest`` instead of
+``fingerprint``, so a stamp and its reference have the same digest.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _NOT_DIGESTED = ("fingerprint", "digest")
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """Name and digests of a model; None where an engine cannot know one.
+    """Name and digests of a model; None if the engine cannot know one.
 
-    `adapter` is that of the LoRA adapter in effect, None without one.
+    `adapter` is the digest of the LoRA adapter in effect, None without one.
     """
 
     name: str
@@ -72,18 +72,18 @@ class ModelIdentity:
         """Return the stored form."""
         parts = {k: None if v is None else str(v) for k, v in self.digests().items()}
         if self.adapter is None:
-            # Stamps without one are as they were before there were any.
+            # A stamp without one is stored as before adapters were supported.
             del parts["adapter"]
         return {"name": self.name, **parts}
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One generate call: what was asked together, and what came of it.
+    """One generate call: its requests and their generations.
 
-    `cached` are the indices of the requests whose generations were taken out of the
-    result cache, ascending: nothing was generated for them. `attempt` says which try of
-    an expectation the call is, None where there was none.
+    `cached` holds the indices (ascending) of the requests whose generations came from the
+    result cache: nothing was generated for them. `attempt` is the call's try of an
+    expectation, None without one.
     """
 
     requests: tuple[GenerationRequest, ...]
@@ -111,7 +111,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Stamp:
-    """Everything one cell's generations depended on, and what they were.
+    """One cell's generations and everything they depended on.
 
     Nothing in it is volatile: no time, duration, host, user or path.
 
@@ -120,7 +120,7 @@ class Stamp:
     name
         Cell name, "" when unnamed.
     level, self_test
-        Guarantee level, and what the engine's self-test showed ("" when none ran).
+        Guarantee level, and the result of the engine's self-test ("" if none ran).
     source
         Digest of the cell's source (`source_digest`).
     model
@@ -135,9 +135,9 @@ class Stamp:
     late
         Names of the controls that came too late.
     reach, beyond_reach
-        How far the engine's self-test showed the level `invariant` to hold, None where
-        nothing was shown; and whether a request or a call goes beyond that. Neither is
-        part of a request or a generation.
+        The range for which the engine's self-test showed the level `invariant` to hold, None
+        if nothing was shown; and whether a request or a call exceeds it. Neither is part of
+        a request or a generation.
     calls
         The generate calls in order.
     """
@@ -162,18 +162,18 @@ class Stamp:
 
     @property
     def cached(self) -> int:
-        """How many requests were answered out of the result cache."""
+        """How many requests were answered from the result cache."""
         return sum(len(call.cached) for call in self.calls)
 
     def without_cache(self) -> Stamp:
-        """Return the stamp that generating the same would have made."""
+        """Return the stamp as if nothing had come from the cache."""
         if not self.cached:
             return self
         return replace(self, calls=tuple(replace(call, cached=()) for call in self.calls))
 
     @property
     def environment(self) -> Fingerprint | None:
-        """The fingerprint with the model's name and digests, None where there is none."""
+        """The fingerprint with the model's name and digests, None if there is none."""
         stamped = self.fingerprint
         if stamped is None:
             return None
@@ -197,13 +197,13 @@ class Stamp:
         return digest_of([str(call.digest) for call in self.calls])
 
     def to_json(self, *, store_prompt: bool = True) -> dict[str, Json]:
-        """Return the stored form, its own digest included.
+        """Return the stored form, including its own digest.
 
-        With `store_prompt` false only digests of prompts are kept.
+        If `store_prompt` is false, only digests of prompts are kept.
         """
         content = self._content(store_prompt=store_prompt)
         if self.fingerprint is not None:
-            # Identity stands in `model`.
+            # Identity is in `model`.
             kept = replace(self.fingerprint.for_stamp(), identity={})
             content["fingerprint"] = kept.to_json()
         content["digest"] = str(content_digest(content))
@@ -223,7 +223,7 @@ class Stamp:
             "calls": [_call_json(call, store_prompt) for call in self.calls],
         }
         if self.reach is not None:
-            # Stamps without one are as they were before there was any.
+            # A stamp without one is stored as before reach was recorded.
             out["reach"] = {**asdict(self.reach), "beyond": self.beyond_reach}
         return out
 
@@ -308,17 +308,17 @@ def goes_beyond(
     calls: Iterable[Sequence[GenerationRequest]],
     fingerprint: Fingerprint,
 ) -> bool:
-    """Tell whether any of the calls goes beyond what a self-test showed.
+    """Return whether any of the calls exceeds the reach of a self-test.
 
     Parameters
     ----------
     reach
-        How far it reaches; nothing is beyond where there is none.
+        The reach; nothing exceeds it if it is None.
     calls
-        The requests of each call, as they shared it.
+        The requests of each call.
     fingerprint
-        Says how many sequences the engine takes into one step (`engine.max_num_seqs`),
-        and whether any share one at all (`engine.invariance`).
+        Gives the number of sequences per step (`engine.max_num_seqs`), and whether sequences
+        share a step at all (`engine.invariance`).
     """
     if reach is None:
         return False
@@ -336,7 +336,7 @@ def goes_beyond(
 
 
 def content_digest(data: Mapping[str, object]) -> Digest:
-    """Return the digest of a stored stamp or reference, as it stands."""
+    """Return the digest of a stored stamp or reference as it is."""
     return digest_of({k: v for k, v in data.items() if k not in _NOT_DIGESTED})
 
 
@@ -394,9 +394,9 @@ def generation_json(generation: Generation) -> dict[str, Json]:
 def normalise_source(source: str) -> str:
     """Return a cell's source as it is digested.
 
-    Line ends are LF; blank lines before the first and white space after the last
-    line go, since IPython and notebook editors add and drop them. White space is
-    space, tab, vertical tab and form feed: what Python and JavaScript agree on.
+    Line ends are LF. Blank lines before the first line and white space after the last are
+    removed, since IPython and notebook editors add and drop them. White space is space, tab,
+    vertical tab and form feed, which Python and JavaScript treat alike.
     """
     lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     first = next((i for i, line in enumerate(lines) if line.strip(_WHITE)), len(lines))

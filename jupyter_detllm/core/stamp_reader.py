@@ -1,7 +1,7 @@
-"""Stored stamps and references back into values. Input is untrusted.
+"""Parse stored stamps and references. Input is untrusted.
 
-Readers are tolerant of unknown keys and strict about known ones; every digest is
-recomputed from content, and a stamp that disagrees with itself is refused.
+Readers ignore unknown keys and are strict about known ones. Every digest is recomputed from
+the content, and a stamp that disagrees with its digests is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FAMILY = "detllm.stamp/"
 MAX_CALLS = 10_000
 
 SeenFingerprints: TypeAlias = dict[str, Fingerprint]
-"""A fingerprint as stored, with the digest that it was held to, to the same as read."""
+"""Maps a stored fingerprint and its claimed digest to the parsed fingerprint."""
 
 
 def read_stamp(
@@ -43,23 +43,23 @@ def read_stamp(
     where: str = "stamp",
     seen: SeenFingerprints | None = None,
 ) -> Stamp:
-    """Read a stamp, or a reference whose fingerprint stands in `fingerprints`.
+    """Read a stamp, or a reference whose fingerprint is in `fingerprints`.
 
     Parameters
     ----------
     data
         The stored object.
     fingerprints
-        Digest string to the fingerprint that has it, from notebook metadata.
+        Digest string to fingerprint, from notebook metadata.
     where
-        Name of the place, for messages.
+        Where the stamp is, for messages.
     seen
-        Fingerprints of stamps read before: an equal one is not read again.
+        Cache of parsed fingerprints.
 
     Raises
     ------
     StampError
-        For anything that is not a whole, self-consistent stamp of a known schema.
+        For anything but a complete, self-consistent stamp of a known schema.
     """
     try:
         reader = Reader(data, where)
@@ -77,7 +77,7 @@ def read_stamp(
 
 
 def _check_sizes(reader: Reader) -> None:
-    """Refuse what no stamp holds before a digest is taken of it."""
+    """Check sizes before any digest is computed."""
     stack: list[object] = [reader.data]
     while stack:
         box = stack.pop()
@@ -88,7 +88,7 @@ def _check_sizes(reader: Reader) -> None:
         elif isinstance(box, list):
             if len(box) > MAX_ITEMS:
                 raise StampError(f"{reader.where} holds a list of more than {MAX_ITEMS:,} items")
-            # Token ids and offsets: their items have a size of their own.
+            # Token ids and offsets; the size of their items is checked separately.
             stack += box if not box or not isinstance(box[0], int) else ()
 
 
@@ -154,7 +154,7 @@ def _fingerprint(
         return fingerprints.get(str(digest))
     stored = reader.data["fingerprint"]
     key = f"{digest} {json.dumps(stored)}"
-    # All cells of a notebook have the same one, as a rule.
+    # Usually all cells of a notebook have the same one.
     found = seen.get(key)
     if found is None:
         found = Fingerprint.from_json(stored)
@@ -199,7 +199,7 @@ def _cached(reader: Reader, requests: int) -> tuple[int, ...]:
 
 
 def read_request(reader: Reader) -> GenerationRequest:
-    """Read the stored form of a request; raise `StampError` where it is malformed."""
+    """Read the stored form of a request; raise `StampError` if it is malformed."""
     kind = reader.choice("kind", PromptKind)
     request = GenerationRequest(
         prompt=_prompt(reader, kind),
@@ -229,7 +229,7 @@ def _prompt(reader: Reader, kind: PromptKind) -> Prompt | None:
 
 
 def _sampling(reader: Reader) -> Sampling:
-    # A parameter of a later version makes another request of it, whatever the digests say.
+    # An unknown parameter of a later version makes it a different request.
     reader.nothing_but(Sampling.__slots__)
     return Sampling(
         temperature=reader.number("temperature"),
@@ -250,7 +250,7 @@ def _sampling(reader: Reader) -> Sampling:
 
 
 def read_generation(reader: Reader) -> Generation:
-    """Read the stored form of a generation; raise `StampError` where it is malformed."""
+    """Read the stored form of a generation; raise `StampError` if it is malformed."""
     tokens = reader.integers("token_ids")
     text = reader.text("text")
     offsets = reader.integers("offsets", high=len(text.encode("utf-8", "replace")))

@@ -45,15 +45,15 @@ class Facts:
     Attributes
     ----------
     problems
-        What is wrong with a stamp or with its execution, one line each.
+        Problems with a stamp or with its execution, one line each.
     has_reference, has_actual
         Which sides exist.
     source_changed
-        The cell's present source is not the stamped one.
+        The cell's current source is not the stamped one.
     same_run
-        The output still comes from the run that was promoted.
+        The output is still from the run that was promoted.
     incomparable
-        Identity fields that differ, another level, a capability that is missing.
+        Identity fields that differ, a different level, or a missing capability.
     fields
         Numerics fields that differ, batch composition included.
     comparison
@@ -75,13 +75,13 @@ class Facts:
 
     @property
     def possible_causes(self) -> tuple[str, ...]:
-        """What may be the cause of a difference besides `fields`, one line each."""
+        """Possible causes of a difference other than `fields`, one line each."""
         return (self.beyond,) if self.beyond else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A verdict, the rule that gave it, and its reasons (one line each)."""
+    """A verdict, the rule that produced it, and its reasons (one line each)."""
 
     verdict: Verdict
     rule: str
@@ -91,7 +91,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A named rule: `reasons` returns None where the rule does not apply."""
+    """A named rule: `reasons` returns None if the rule does not apply."""
 
     name: str
     verdict: Verdict
@@ -126,7 +126,7 @@ def _other_requests(facts: Facts) -> tuple[str, ...] | None:
     if comparison is None or comparison.complete:
         return None
     if comparison.nested and not comparison.tokens_equal:
-        return None  # what both sides hold differs: that is explained, not set aside
+        return None  # requests on both sides differ: explained, not reported as stale
     return (
         f"the requests differ: {len(comparison.missing)} recorded were not made, "
         f"{len(comparison.extra)} made were not recorded",
@@ -189,7 +189,7 @@ RULES: tuple[Rule, ...] = (
     Rule("cached", Verdict.RECORDED, _cached),
     Rule("match", Verdict.MATCH, _match),
     Rule("tokens-match", Verdict.TOKENS_MATCH, _tokens_match),
-    # Reached only when neither rule above found anything to compare.
+    # Reached only if neither rule above found anything to compare.
     Rule("nothing-compared", Verdict.ERROR, lambda _: ("nothing was compared",)),
 )
 
@@ -215,12 +215,12 @@ def facts_of(
     Parameters
     ----------
     reference, actual
-        Expected and present side.
+        Expected and actual side.
     present_source
-        Digest string of the cell's source as it stands now; None skips the source
-        rule (two cells are compared on purpose).
+        Digest string of the cell's current source; None skips the source rule (when two
+        cells are compared on purpose).
     same_run
-        Whether the actual side is the run that was promoted.
+        Whether the actual side is from the run that was promoted.
     """
     changed = present_source is not None and {present_source} != {
         str(reference.source),
@@ -238,7 +238,7 @@ def facts_of(
 
 
 def _beyond(reference: Stamp, actual: Stamp) -> str | None:
-    """Say that a stamp lies beyond its reach: the recorded one where both do."""
+    """Say that a stamp exceeds its reach; the recorded one if both do."""
     for stamp in (reference, actual):
         if stamp.beyond_reach:
             return (
@@ -275,7 +275,7 @@ def _short(digest: object) -> str:
 
 def _numerics(reference: Stamp, actual: Stamp, comparison: Comparison) -> tuple[FieldDiff, ...]:
     diffs = [diff for diff in _fingerprint_diffs(reference, actual) if diff.role is Role.NUMERICS]
-    # At the level invariant the batch is no cause: a difference there breaks the promise.
+    # At level invariant the batch cannot be the cause: a difference breaks the promise.
     if not comparison.batch_equal and reference.level is not Level.INVARIANT:
         diffs.append(_batch_diff(reference, actual))
     return tuple(sorted(diffs, key=lambda d: (-d.weight, d.name)))
@@ -296,7 +296,7 @@ def _fingerprint_diffs(reference: Stamp, actual: Stamp) -> tuple[FieldDiff, ...]
 def _batch_diff(reference: Stamp, actual: Stamp) -> FieldDiff:
     left, right = _batch_text(reference), _batch_text(actual)
     if left == right:
-        right = f"{right}, in another order or company"
+        right = f"{right}, in another order or batch"
     spec = spec_of("engine.batch")
     if spec is None:
         raise AssertionError("engine.batch is a row of FIELDS")

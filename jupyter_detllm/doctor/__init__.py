@@ -1,3 +1,3 @@
-"""What can be wrong around a notebook: findings, one module per kind, and what mends them."""
+"""Doctor: findings about a notebook and its environment, with their fixes."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
 """A notebook's code as statements: parsed, never executed.
 
-Magics and shell lines are taken out before Python's parser sees a cell, by form alone; a
-cell that cannot be parsed even so is named, so that nobody takes silence for health.
+Magics and shell lines are removed, by their form alone, before Python's parser sees a cell. A
+cell that still cannot be parsed is reported, so that silence does not look like success.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHELL_CELLS = frozenset({"bash", "sh", "script", "system", "sx"})
 
 
 class _Absent:
-    """A value that is not there, or is not known."""
+    """A value that is missing or unknown."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -36,12 +36,12 @@ MISSING = _Absent("MISSING")
 """No value was given."""
 
 OPAQUE = _Absent("OPAQUE")
-"""A value was given, and only execution would tell which."""
+"""A value was given, but only execution would show which."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Where something stands: the cell, counted from 1 over all cells, and its line."""
+    """A place in a notebook: the cell, counted from 1 over all cells, and the line."""
 
     cell: int
     line: int
@@ -71,8 +71,8 @@ class Line:
 class Call:
     """A call, its name resolved through the notebook's imports (``numpy.random.seed``).
 
-    Where the receiver is a value, its own name stands first (``model.train``), or
-    nothing where it is an expression (``.train``).
+    If the receiver is a value, its name comes first (``model.train``), or nothing if it is an
+    expression (``.train``).
     """
 
     place: Place
@@ -80,7 +80,7 @@ class Call:
     node: ast.Call
 
     def keyword(self, name: str) -> object:
-        """Return the literal value of a keyword; `MISSING` or `OPAQUE` where there is none."""
+        """Return the literal value of a keyword, or `MISSING` or `OPAQUE`."""
         for item in self.node.keywords:
             if item.arg == name:
                 return literal(item.value)
@@ -105,18 +105,18 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What the code cells of one notebook say, in their order.
+    """The code of one notebook's cells, in order.
 
     Attributes
     ----------
     label
-        The notebook's file, or what else the cells come from.
+        The notebook's file, or another source of the cells.
     imports
         Dotted module name to where it is first imported.
     unparsed
         Numbers of cells whose code could not be parsed.
     kernel
-        Name of the kernel that the notebook asks for; "" where it names none.
+        Name of the notebook's kernel; "" if it has none.
     """
 
     label: str
@@ -146,7 +146,7 @@ class Code:
 
 
 def ends_in(name: str, endings: Iterable[str]) -> bool:
-    """Tell whether a dotted name is one of `endings`, or ends in ``.ENDING``."""
+    """Return whether a dotted name is one of `endings`, or ends in ``.ENDING``."""
     return any(name == end or name.endswith(f".{end}") for end in endings)
 
 
@@ -159,7 +159,7 @@ def literal(node: ast.expr) -> object:
 
 
 def read_code(cells: Sequence[tuple[int, str]], *, label: str, kernel: str = "") -> Code:
-    """Return what code cells say.
+    """Parse code cells.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def read_code(cells: Sequence[tuple[int, str]], *, label: str, kernel: str = "")
 
 
 class _Reader:
-    """Collects what the cells say; the names that imports bind are kept from cell to cell."""
+    """Visits the cells; names bound by imports are kept from cell to cell."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -217,7 +217,7 @@ class _Reader:
             self.unparsed.append(number)
 
     def _without_magics(self, number: int, first: int, source: str) -> str:
-        """Return the source with magics as comments' place holders; note each of them."""
+        """Return the source with magics replaced by placeholders, and record each magic."""
         out = []
         for index, text in enumerate(_joined(source)):
             if _AUTOMAGIC.fullmatch(text):
@@ -269,7 +269,7 @@ class _Reader:
 
 def _parse(source: str) -> ast.Module | None:
     try:
-        with warnings.catch_warnings():  # an invalid escape is its author's affair
+        with warnings.catch_warnings():  # an invalid escape is not this check's concern
             warnings.simplefilter("ignore")
             return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -277,7 +277,7 @@ def _parse(source: str) -> ast.Module | None:
 
 
 def _joined(source: str) -> Iterator[str]:
-    """Yield lines; a magic that goes on after a backslash is one, followed by empty ones."""
+    """Yield lines; a magic continued by backslashes is one line, followed by empty ones."""
     lines = source.split("\n")
     index = 0
     while index < len(lines):

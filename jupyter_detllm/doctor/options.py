@@ -42,14 +42,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """One place that says how to sample.
+    """One place that sets sampling parameters.
 
     Attributes
     ----------
     temperature, seed
         Literal, `MISSING` or `OPAQUE`.
     ours
-        Whether `%%detgen` or `det.generate` does it: every request has a seed then.
+        Whether it is `%%detgen` or `det.generate`, which seed every request.
     """
 
     place: Place
@@ -74,7 +74,7 @@ def words(text: str) -> list[str]:
 
 
 def is_truthy(value: object) -> bool:
-    """Tell whether an option's value, from Python or from a command line, is on."""
+    """Return whether an option's value, from Python or a command line, means on."""
     if isinstance(value, str):
         return value.lower() not in ("", "0", "false", "none", "off", "no")
     return value not in (MISSING, OPAQUE) and bool(value)
@@ -161,7 +161,7 @@ def _value(text: str) -> object:
 
 
 def sampling(code: Code) -> list[Sampling]:
-    """Return every place that says how to sample, in order."""
+    """Return every place that sets sampling parameters, in order."""
     found = [
         Sampling(
             call.place,

@@ -1,7 +1,7 @@
-"""What there is to look at (`Scene`), how it is gathered, and what is found (`Finding`).
+"""The input of the checks (`Scene`), how it is gathered, and their output (`Finding`).
 
-A scene is the environment, a live kernel, a notebook's code, a model. A finding says how
-bad it is, on what evidence, and what fixes it.
+A scene is the environment, a live kernel, a notebook's code and a model. A finding has a
+severity, the evidence, and the fix.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ __all__ = [
 
 
 class Severity(StrEnum):
-    """How bad a finding is, worst first."""
+    """The severity of a finding, worst first."""
 
     WRONG = "wrong"
     """Results differ from run to run, or a line does not do what it says."""
     RISK = "risk"
-    """Results may differ, or depend on something no one pinned."""
+    """Results may differ, or depend on something that is not pinned."""
     UNKNOWN = "unknown"
-    """It could not be established."""
+    """It could not be determined."""
     NOTE = "note"
-    """Worth knowing; no result changes by it."""
+    """Worth knowing; it changes no result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +72,26 @@ class Finding:
     severity
         How bad it is.
     evidence
-        What was seen, one sentence.
-    mend
-        The one command or line that mends it, or tells more.
+        What was found, in one sentence.
+    fix
+        The one command or line that fixes it, or shows more.
     where
         The cell and line, the file or the device; "" for the environment as a whole.
     """
 
     severity: Severity
     evidence: str
-    mend: str
+    fix: str
     where: str = ""
 
 
-#: What a kind returns: its findings, none where all is well, None where there was nothing
-#: to look at.
+#: The result of a kind: its findings, empty if there are none, None if there was nothing to
+#: check.
 Look: TypeAlias = Sequence[Finding] | None
 
 
 class Outcome(StrEnum):
-    """What became of one kind."""
+    """The outcome of one kind."""
 
     FOUND = "found"
     OK = "ok"
@@ -127,7 +127,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model's ``config.json``; None as `config` where it cannot be read."""
+    """A model's ``config.json``; `config` is None if it cannot be read."""
 
     name: str
     config: Mapping[str, object] | None
@@ -135,7 +135,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Everything that kinds look at; nothing else is read by them.
+    """The complete input of the kinds of finding.
 
     Attributes
     ----------
@@ -146,22 +146,22 @@ class Scene:
     packages
         Version of each installed distribution, by normalised name.
     builds
-        ``torch`` and ``torchvision`` to ``cpu`` or ``cuda``; what is not installed, or
-        does not tell, is absent.
+        ``torch`` and ``torchvision`` to ``cpu`` or ``cuda``; absent if not installed or
+        unknown.
     requires
-        Distribution to its ``Requires-Dist`` entries, for the few that are looked at.
+        Distribution to its ``Requires-Dist`` entries, for the few that are checked.
     executable, server
         This interpreter, and that of the Jupyter server that started it; None as
-        `server` where there is none, or where nothing tells.
+        `server` if there is none, or if unknown.
     kernels
         Name of a kernelspec to the interpreter it starts; None where Jupyter's folders
         cannot be asked.
     gpus
         State of the GPUs; None where there should be one and no driver answers.
     dockerfiles
-        Container files beside the notebook or in the working directory, path to text.
+        Container files next to the notebook or in the working directory, path to text.
     code, live
-        What was given to look at.
+        The notebook's code and the kernel, if given.
     models
         Configs of the models that were given, or that the code names.
     """
@@ -244,7 +244,7 @@ def with_code(base: Scene, code: Code, folder: Path, given: tuple[ModelConfig, .
 
 
 def notebook_code(path: Path) -> Code:
-    """Return the code of a notebook file; nothing of it is executed."""
+    """Return the code of a notebook file, without executing it."""
     data = read_file(path, whole=True).data
     cells = data.get("cells")
     if data.get("nbformat") != 4 or not isinstance(cells, list):
@@ -285,7 +285,7 @@ def given_model(folder: str) -> ModelConfig:
 
 
 def _named_model(name: str, folder: Path) -> ModelConfig | None:
-    """Return the config of a model that code names, if it lies here; None for one of ours."""
+    """Return the config of a model named by code, if it is local; None for special names."""
     if name in (DEMO_NAME, *named_engines()):
         return None  # bfloat16 by our own conversion, or no model at all
     try:
@@ -307,7 +307,7 @@ def _config_in(path: Path, name: str) -> ModelConfig:
 
 
 def _has_gpu(platform: Platform) -> bool:
-    """Tell whether a GPU is to be expected: a driver is loaded, or the engine computes on one."""
+    """Return whether to expect a GPU: a driver is loaded, or the engine uses one."""
     return platform is Platform.CUDA or _DRIVER.exists()
 
 

@@ -1,4 +1,4 @@
-"""The kinds of finding, and every kind asked about every scene.
+"""The table of kinds of finding, and running them on scenes.
 
 A kind is a function ``find_NAME`` in a module of `jupyter_detllm.doctor.kinds`, and a row
 of KINDS.
@@ -17,7 +17,7 @@ __all__ = ["KINDS", "DoctorReport", "Kind", "KindResult", "Subject", "examine"]
 
 
 class Subject(StrEnum):
-    """What a kind is about: the machine, once, or each notebook and its kernel."""
+    """The subject of a kind: the machine, once, or each notebook and its kernel."""
 
     MACHINE = "machine"
     NOTEBOOK = "notebook"
@@ -38,7 +38,7 @@ class Kind:
     title
         What it looks for.
     needs
-        What it looks at; without any of it there was nothing to look at.
+        What it needs; without any of it there is nothing to check.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Kind:
     needs: str
 
     def load(self) -> Callable[[Scene], Look]:
-        """Return the function that looks; its module is imported now."""
+        """Return the function of the kind, importing its module."""
         module = import_module(f"jupyter_detllm.doctor.kinds.{self.module}")
         look: Callable[[Scene], Look] = getattr(module, f"find_{self.name}")
         return look
@@ -65,7 +65,7 @@ KINDS: tuple[Kind, ...] = (
         "partial_seeding",
         "code",
         _ANY,
-        "streams drawn from and not seeded, beside seeded ones",
+        "random streams used without a seed while others are seeded",
         _CODE,
     ),
     Kind(
@@ -75,7 +75,7 @@ KINDS: tuple[Kind, ...] = (
         "DataLoader or multiprocessing workers that are not seeded",
         _CODE,
     ),
-    Kind("temperature_zero", "code", _ANY, "temperature 0 taken for deterministic", _CODE),
+    Kind("temperature_zero", "code", _ANY, "temperature 0 assumed to be deterministic", _CODE),
     Kind("unseeded_sampling", "code", _ANY, "sampling without a seed", _CODE),
     Kind("prefix_cache", "engine", _ANY, "temperature 0 with the prefix cache on", _BOTH),
     Kind("tensor_parallel", "engine", _ANY, "tensor parallel size above 1", _BOTH),
@@ -88,7 +88,7 @@ KINDS: tuple[Kind, ...] = (
         "deterministic_algorithms",
         "environment",
         _ANY,
-        "deterministic algorithms on, operators without",
+        "operators without the deterministic algorithms that are required",
         _BOTH,
     ),
     Kind("training_mode", "code", _ANY, "a model left in training mode", _BOTH),
@@ -160,7 +160,7 @@ class DoctorReport:
 
 
 def examine(scenes: Sequence[Scene], kinds: Sequence[Kind] = KINDS) -> DoctorReport:
-    """Ask every kind; those about the machine once.
+    """Run every kind; those about the machine once.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""What every engine offers, what a call returns, and how an engine is found by name.
+"""The interface of every engine, the result of a call, and the lookup of engines by name.
 
-When the tokens of a call came (`Timings`) is volatile like all of `RunStats`: never
-digested, never compared.
+The arrival times of tokens (`Timings`) are volatile like all of `RunStats`: never digested,
+never compared.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ __all__ = [
 ]
 
 RESOLUTION = 1.02
-"""A gap between tokens is kept to 2 %: calls of any length take little room."""
+"""Gaps between tokens are stored to within 2 %, so that long calls take little space."""
 _BUCKET_SCALE = 1 / math.log(RESOLUTION)
 _LEAST_BUCKET = 1e-6
 
 Gaps = tuple[tuple[int, int], ...]
-"""Gaps between tokens: pairs of bucket (`bucket_of`) and how many, ascending."""
+"""Gaps between tokens: pairs of bucket (`bucket_of`) and count, ascending."""
 
 
 def bucket_of(seconds: float) -> int:
@@ -79,18 +79,18 @@ def seconds_of(bucket: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Times of one call, in seconds; empty where an engine cannot tell.
+    """Times of one call, in seconds; empty if the engine does not measure them.
 
     Attributes
     ----------
     completions
-        From the moment a completion was handed to the engine to its last token.
+        From a completion's submission to the engine to its last token.
     first_tokens
         The same to its first token.
     gaps
         From one token of a completion to its next.
     source
-        Who told the first two: ``vLLM``, or ``steps``, our clock around engine steps.
+        Source of the first two: ``vLLM``, or ``steps`` for a clock around engine steps.
     """
 
     completions: tuple[float, ...] = ()
@@ -111,7 +111,7 @@ class Timings:
 
 
 class StepClock:
-    """Takes the times of one call, told what each engine step brought."""
+    """Measures the times of one call from the results of each engine step."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -121,7 +121,7 @@ class StepClock:
         self._gaps: Counter[int] = Counter()
 
     def restart(self) -> None:
-        """Begin with completions that are handed over only now."""
+        """Add completions that are submitted only now."""
         self._start = self._last = self._clock()
 
     def step(self, *, going_on: int = 0, first: int = 0, finished: int = 0) -> None:
@@ -130,9 +130,9 @@ class StepClock:
         Parameters
         ----------
         going_on
-            Completions that had a token before, and got another one.
+            Completions that already had a token and got another one.
         first, finished
-            Completions that got their first token, or their last.
+            Completions that got their first or last token.
         """
         now = self._clock()
         if going_on > 0:
@@ -144,7 +144,7 @@ class StepClock:
         self._last = now
 
     def timings(self) -> Timings:
-        """Return what was noted."""
+        """Return the measured times."""
         return Timings(
             tuple(self._completions),
             tuple(self._first),
@@ -158,7 +158,7 @@ ENTRY_POINTS = "jupyter_detllm.engines"
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do; what it cannot is refused, never ignored."""
+    """What an engine can do; anything else is refused, never ignored."""
 
     evidence: bool = True
     beam_search: bool = False
@@ -169,22 +169,22 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What an engine is started with.
+    """The settings that an engine is started with.
 
     Attributes
     ----------
     model
-        As the user gave it: ``demo``, a folder, or a hub id.
+        The user's spelling: ``demo``, a folder, or a hub id.
     level
-        The guarantee level asked for.
+        The requested guarantee level.
     options
         Engine options, as vLLM spells them; empty means its defaults at this level.
     seed
         Root seed of the session.
     sequential
-        Whether one sequence at a time will do for the level `invariant`.
+        Whether one sequence at a time is acceptable for the level `invariant`.
     fallback
-        The level to go on at where `invariant` does not hold; None insists on it.
+        The level to fall back to if `invariant` does not hold; None insists on it.
     """
 
     model: str
@@ -197,7 +197,7 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """What a user asked for; None leaves the model's or our default in place."""
+    """The user's sampling options; None keeps the default of the model or of this package."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -216,7 +216,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a generate call has come."""
+    """The progress of a generate call."""
 
     prompts_done: int
     prompts: int
@@ -229,20 +229,20 @@ ProgressCallback: TypeAlias = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class RunStats:
-    """What is true of one run only: never digested, never compared.
+    """Statistics of one run: never digested, never compared.
 
     Attributes
     ----------
     seconds, tokens
-        How long the call took, and how many tokens were generated in it.
+        Duration of the call, and the number of generated tokens.
     cached_tokens, prompt_tokens
-        Prompt tokens found in the prefix cache, of how many.
+        Prompt tokens found in the prefix cache, and the total.
     preemptions
         How often a request was preempted.
     kv_peak
-        Largest share of the KV cache in use, 0 to 1; None where the engine does not tell.
+        Largest share of the KV cache in use, 0 to 1; None if the engine does not report it.
     timings
-        When the tokens came.
+        Arrival times of the tokens.
     """
 
     seconds: float = 0.0
@@ -264,7 +264,7 @@ class GenerationResult:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownReport:
-    """What was freed, and what could not be (one sentence each)."""
+    """What a shutdown freed, and what it could not (one sentence each)."""
 
     freed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
@@ -279,10 +279,9 @@ class Engine(Protocol):
     first and starts it with the second. A fingerprint field that it returns and an option of
     vLLM sets (`verify.engine_settings.ROWS`) is set by the option of that name.
 
-    Everything raised on purpose is a `DetLLMError`. After any exception out of
-    `generate`, `KeyboardInterrupt` included, the engine is whole: no request is left
-    scheduled, no cache holds what was not computed, and the next call answers its own
-    requests only.
+    Errors raised on purpose are `DetLLMError`. After any exception from `generate`, including
+    `KeyboardInterrupt`, the engine is consistent: no request is left scheduled, no cache holds
+    anything that was not computed, and the next call answers only its own requests.
     """
 
     name: str
@@ -318,41 +317,41 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Invariant(Engine, Protocol):
-    """What an engine with the level `invariant` offers besides.
+    """Additional interface of an engine with the level `invariant`.
 
     Attributes
     ----------
     self_test
-        What its self-test showed: text that `str` gives; None before, and at other levels.
+        Result of its self-test (`str` gives the text); None before it, and at other levels.
     """
 
     self_test: object
 
     @property
     def method(self) -> str:
-        """Name of the method in force; "off" where none is."""
+        """Name of the active method; "off" if there is none."""
         ...
 
     def fall_back(self) -> str | None:
-        """Take the next method; return its name, None when there is none left."""
+        """Switch to the next method; return its name, None if there is none left."""
         ...
 
 
 def reach_of(engine: Engine) -> Reach | None:
-    """Return how far the self-test of `engine` reaches; None where it showed nothing."""
+    """Return the reach of the engine's self-test; None if it showed nothing."""
     found = getattr(getattr(engine, "self_test", None), "reach", None)
     return found if isinstance(found, Reach) else None
 
 
 def reach_field(engine: Engine) -> dict[str, FieldValue]:
-    """Return the field `engine.invariance_reach`; nothing where there is none."""
+    """Return the field `engine.invariance_reach`, if there is a reach."""
     found = reach_of(engine)
     return {} if found is None else {"engine.invariance_reach": str(found)}
 
 
 @runtime_checkable
 class KernelChecked(Invariant, Protocol):
-    """What an engine offers besides whose kernels can be called by themselves."""
+    """Additional interface of an engine whose kernels can be called directly."""
 
     def check_kernels(
         self, *, tokens: int, sequences: int, step_tokens: int, seconds: float
@@ -362,57 +361,57 @@ class KernelChecked(Invariant, Protocol):
         Returns
         -------
         KernelCheck or None
-            None where the method in force has no kernel-level part.
+            None if the active method has no kernel-level part.
 
         Raises
         ------
         InvarianceError
-            When a kernel cannot be called by itself.
+            If a kernel cannot be called directly.
         EngineError
-            When the engine fails.
+            If the engine fails.
         """
         ...
 
 
 @runtime_checkable
 class Lowerable(Invariant, Protocol):
-    """What an engine offers besides that can go on at a lower level without a restart.
+    """Additional interface of an engine that can fall back to a lower level without a restart.
 
     Attributes
     ----------
     shortfall
-        Why it computes at a lower level than was asked for, or one sequence at a time, as a
-        clause; None where it does neither.
+        Why it runs at a lower level than requested, or one sequence at a time, as a clause;
+        None if it does neither.
     """
 
     shortfall: str | None
 
     def lower(self, level: Level, why: str) -> bool:
-        """Go on at `level`, as an engine that was started for it; False where that cannot be."""
+        """Continue at `level`, like an engine started for it; False if that is not possible."""
         ...
 
 
 @runtime_checkable
 class RemoteEngine(Engine, Protocol):
-    """What an engine offers besides that computes in a process which is not ours.
+    """Additional interface of an engine that runs in a process not started from here.
 
-    This process's environment is then no part of the fingerprint, and its determinism
-    controls are none of the engine's.
+    The environment and the determinism controls of this process are then not part of the
+    fingerprint.
     """
 
     def environment(self) -> dict[str, FieldValue]:
-        """Return the fields of the environment that computes, as far as it tells them."""
+        """Return the fields of the engine's environment, as far as it reports them."""
         ...
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """What cannot be proven of it from here, one sentence each."""
+        """What cannot be verified from here, one sentence each."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A recorded token as an engine scores it where it stands.
+    """The score of a recorded token in its place.
 
     Logprobs are natural logarithms, of the model's own distribution: temperature,
     penalties and filters are not applied. `best_id` is the most likely token there.
@@ -425,7 +424,7 @@ class TokenScore:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """What an engine with ``capabilities.score`` offers besides."""
+    """Additional interface of an engine with ``capabilities.score``."""
 
     def score(self, request: GenerationRequest, generation: Generation) -> tuple[TokenScore, ...]:
         """Score the tokens of `generation` after the prompt of `request`, in one prefill.
@@ -433,7 +432,7 @@ class Scorer(Protocol):
         Raises
         ------
         RequestError
-            When prompt and tokens do not fit the engine.
+            If prompt and tokens do not fit the engine.
         """
         ...
 

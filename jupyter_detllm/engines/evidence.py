@@ -34,16 +34,16 @@ def evidence_of(token_ids: Sequence[int], logprobs: Any, k: int = EVIDENCE_K) ->
     token_ids
         The tokens that were chosen.
     logprobs
-        One entry per token: vLLM's mapping of token id to an object with `logprob`,
-        or its flat form with start and end indices. More entries than tokens (a stop
-        string cut them off) are left out.
+        One entry per token: vLLM's mapping of token id to an object with `logprob`, or its
+        flat form with start and end indices. Entries beyond the tokens (cut off by a stop
+        string) are ignored.
     k
-        Logprobs that were asked for.
+        Number of requested logprobs.
 
     Raises
     ------
     EngineError
-        When a token lacks its entry.
+        If a token has no entry.
     """
     chosen, others, ids = [], [], []
     for token, entry in zip(token_ids, _entries(logprobs), strict=False):
@@ -80,18 +80,18 @@ def byte_offsets(deltas: Sequence[str], widths: Sequence[int | None], text: str)
     Parameters
     ----------
     deltas
-        The text that each token brought in incremental decoding; empty while the
-        bytes of a character are still incomplete, and for special tokens.
+        The text that each token added in incremental decoding; empty while the bytes of a
+        character are incomplete, and for special tokens.
     widths
-        The number of bytes that each token stands for; None where that is unknown.
+        The number of bytes of each token; None if unknown.
     text
-        The final text; it may end earlier than the deltas, at a stop string.
+        The final text; it may end before the deltas do, at a stop string.
 
     Notes
     -----
-    A text that several tokens had to complete is split by their widths, so that a
-    token may start inside a character. Where the widths do not add up (invalid bytes
-    became replacement characters), the shares are the nearest that fit.
+    A character that several tokens complete together is split by their widths, so a token may
+    start inside a character. If the widths do not add up (because invalid bytes became
+    replacement characters), the nearest possible split is used.
     """
     limit = len(text.encode("utf-8", "replace"))
     offsets: list[int] = []
@@ -117,7 +117,7 @@ def _split(start: int, size: int, widths: Sequence[int | None]) -> list[int]:
 
 
 def whole_offsets(parts: Sequence[bytes | None], text: str) -> tuple[int, ...] | None:
-    """Return the byte at which each part starts, where together they are `text`; else None.
+    """Return the byte at which each part starts, or None if they do not make up `text`.
 
     Incremental decoding gives the same: a text that is whole bytes of its tokens is
     split by their widths.
@@ -129,16 +129,16 @@ def whole_offsets(parts: Sequence[bytes | None], text: str) -> tuple[int, ...] |
 
 
 def token_bytes(piece: str | None, *, byte_level: bool, special: bool) -> bytes | None:
-    """Return the bytes that a vocabulary piece stands for; None where that is unknown.
+    """Return the bytes that a vocabulary piece stands for; None if unknown.
 
     Parameters
     ----------
     piece
-        As the vocabulary spells it.
+        The piece as spelled in the vocabulary.
     byte_level
         Whether each character of a piece stands for one byte (GPT-2's alphabet).
     special
-        Whether the token is left out of the text.
+        Whether the token is omitted from the text.
     """
     if special:
         return b""
@@ -165,7 +165,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def token_width(piece: str | None, *, byte_level: bool, special: bool) -> int | None:
-    """Return how many bytes a vocabulary piece stands for, also where which is unknown."""
+    """Return the number of bytes of a vocabulary piece, even if the bytes are unknown."""
     if byte_level and piece is not None and not special:
         return len(piece)
     found = token_bytes(piece, byte_level=byte_level, special=special)
@@ -173,7 +173,7 @@ def token_width(piece: str | None, *, byte_level: bool, special: bool) -> int | 
 
 
 def has_byte_level_decoder(state: bytes | str) -> bool:
-    """Tell from a decoder's JSON whether it maps characters to bytes."""
+    """Return whether a decoder, given as JSON, maps characters to bytes."""
     try:
         decoder = json.loads(state)
     except ValueError:

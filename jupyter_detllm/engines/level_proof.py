@@ -1,7 +1,7 @@
-"""The level `invariant` proven on a live engine, method after method, or refused.
+"""Proof of the level `invariant` on a live engine, trying one method after the other.
 
-A pass is remembered for a fingerprint, a model and a method, so that the next start needs a
-spot check only.
+A pass is cached for a fingerprint, a model and a method, so that the next start only needs a
+spot check.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ def prove(
     *,
     progress: Report | None = None,
 ) -> SelfTest:
-    """Find the first method whose self-test holds, and say so on the engine.
+    """Find the first method whose self-test passes, and record the result on the engine.
 
-    A pass that is remembered for this very fingerprint and model is not repeated in
-    full, but something of it is: a method that is not in force after all must show.
+    A pass cached for this fingerprint and model is not repeated in full. A small part is
+    repeated, to catch a method that is not active.
 
     Parameters
     ----------
     engine
         Started for the level `invariant`.
     fingerprint
-        Returns the fingerprint as it is; the method in force is part of it.
+        Returns the current fingerprint, which includes the active method.
 
     Raises
     ------
     InvarianceError
-        When no method holds, or the engine has none.
+        If no method passes, or the engine has none.
     """
     if not isinstance(engine, Invariant):
         raise InvarianceError(f"the {engine.name} engine has no method of batch invariance")
@@ -87,21 +87,21 @@ def prove(
 
 
 def fast_prefill(engine: Engine) -> bool:
-    """Tell whether long prefills cost little where `engine` computes: not on CPU.
+    """Return whether long prefills are cheap for `engine`, which is not so on CPU.
 
-    A server that does not tell where that is gets the longer test.
+    A server that does not report its platform gets the longer test.
     """
     if isinstance(engine, RemoteEngine):
-        told = engine.environment()
-        return "hardware.gpu" in told or "hardware.cpu_isa" not in told
+        reported = engine.environment()
+        return "hardware.gpu" in reported or "hardware.cpu_isa" not in reported
     return compute_platform() is not Platform.CPU
 
 
 def room_in(engine: Engine) -> Room:
-    """Return what there is room for in a test of `engine`.
+    """Return the limits for a test of `engine`.
 
-    A server gets no more requests at a time than its connection allows: that many share a
-    step at most.
+    A server gets no more concurrent requests than its connection allows, so no more than that
+    share a step.
     """
     room = room_of(engine.fields(), fast_prefill=fast_prefill(engine))
     most = getattr(engine, "concurrency", None)
@@ -114,11 +114,11 @@ def short_test(
     model: ModelIdentity,
     progress: Report | None,
 ) -> SelfTest:
-    """Return what the short self-test shows of the method in force."""
+    """Return the result of the short self-test for the active method."""
     method = engine.method
     room = room_in(engine)
     key = key_of(fingerprint, model, method, Form.SHORT)
-    # The long form first: it reaches as far or farther.
+    # The long form first: its reach is at least as large.
     known = recall(key_of(fingerprint, model, method, Form.LONG)) or recall(key)
     if known is not None:
         spot = _stopped_early(engine, Form.SPOT, room, progress)
@@ -148,7 +148,7 @@ _MOST_CACHE_BYTES = 1 << 20
 
 
 def key_of(fingerprint: Fingerprint, model: ModelIdentity, method: str, form: Form) -> Digest:
-    """Return the digest under which a self-test is remembered.
+    """Return the digest under which a self-test is cached.
 
     It covers every numerics field, the model's digests, the method and the plan.
     """
@@ -161,7 +161,7 @@ def _cache_file(key: Digest) -> Path:
 
 
 def recall(key: Digest) -> SelfTest | None:
-    """Return the remembered self-test that held, None when there is none to be read."""
+    """Return the cached self-test that passed, None if there is none."""
     try:
         with _cache_file(key).open("rb") as file:
             value = json.loads(file.read(_MOST_CACHE_BYTES))
@@ -206,7 +206,7 @@ def _read_row(item: Mapping[str, object]) -> Row:
 
 
 def remember(key: Digest, test: SelfTest) -> None:
-    """Keep a self-test that held; a cache that cannot be written costs time only."""
+    """Cache a self-test that passed; a cache that cannot be written only costs time."""
     if not test.held:
         return
     entry = _cache_file(key)
@@ -221,7 +221,7 @@ def remember(key: Digest, test: SelfTest) -> None:
 
 
 def forget(key: Digest) -> None:
-    """Drop a remembered self-test."""
+    """Drop a cached self-test."""
     try:
         _cache_file(key).unlink(missing_ok=True)
     except OSError:

@@ -1,6 +1,6 @@
-"""What every engine does with requests: sampling resolved, completions listed, checked.
+"""Request handling shared by all engines: resolve sampling, list completions, check.
 
-Parameters have every default filled in, and are as vLLM takes them.
+Resolved parameters have no open defaults, and are as vLLM takes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One completion to run: which it is, its prompt's tokens, and its seed."""
+    """One completion to run: its place, its prompt's tokens, and its seed."""
 
     prompt_index: int
     completion_index: int
@@ -47,12 +47,12 @@ def completions_of(requests: Sequence[GenerationRequest]) -> list[Completion]:
 
 
 def check_requests(requests: Sequence[GenerationRequest], max_model_len: int) -> None:
-    """Refuse requests that cannot be run, before any is.
+    """Refuse requests that cannot be run, before any of them runs.
 
     Raises
     ------
     RequestError
-        For one without token ids, one that does not fit, or more completions than beams.
+        If one has no token ids, does not fit, or has more completions than beams.
     """
     for request in requests:
         sampling = request.sampling
@@ -74,7 +74,7 @@ def check_requests(requests: Sequence[GenerationRequest], max_model_len: int) ->
 
 
 MIN_TEMPERATURE = 0.01
-"""vLLM raises temperatures between 0 and this to it; so does the resolved value."""
+"""vLLM raises positive temperatures to this minimum; so does the resolved value."""
 
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "repetition_penalty")
 _NOT_IN_BEAM_SEARCH = (
@@ -94,25 +94,25 @@ def resolve_sampling(
 ) -> Sampling:
     """Return the parameters that will be used.
 
-    What the user left open comes from the model's generation config, then from
+    Options that the user did not set come from the model's generation config, then from
     `Sampling`: temperature 0, 128 tokens.
 
     Parameters
     ----------
     options, model_defaults
-        What the user asked for, and the model's sampling defaults by vLLM's names.
+        The user's options, and the model's sampling defaults by vLLM's names.
     eos, tokenizer_eos
         Every end-of-sequence id, and the tokenizer's own, the only one that beam
         search knows.
     max_logprobs
         The engine's limit, twice the widest beam.
     check
-        Judges the values; vLLM's own parameters where none is given.
+        Checks the values; by default vLLM's own parameters do.
 
     Raises
     ------
     RequestError
-        For values out of range or that exclude each other.
+        For values that are out of range or exclude each other.
     """
     asked = {k: v for k, v in _as_dict(options).items() if v is not None}
     if options.beam_width is not None:
@@ -129,7 +129,7 @@ def resolve_sampling(
 
 def _as_it_runs(sampling: Sampling) -> Sampling:
     if sampling.top_k == 1:
-        # One candidate is left: greedy, without the draw among exact ties.
+        # Only one candidate is left: greedy, without a draw among exact ties.
         return dataclasses.replace(sampling, temperature=0.0)
     if 0 < sampling.temperature < MIN_TEMPERATURE:
         return dataclasses.replace(sampling, temperature=MIN_TEMPERATURE)
@@ -172,11 +172,11 @@ def _beam(
 
 
 def _check(sampling: Sampling) -> None:
-    """Let vLLM judge the values; its first sentence is the user's line."""
+    """Let vLLM check the values; the error line is its first sentence."""
     try:
         to_vllm(sampling, seed=0)
     except Exception as error:
-        # Its own class, which is no ValueError in every version.
+        # vLLM's own class, which is not a ValueError in every version.
         line = str(error).strip().splitlines()[0].rstrip(".") if str(error) else "not valid"
         raise RequestError(f"vLLM refuses the sampling parameters: {line}") from None
 
@@ -186,8 +186,7 @@ def fit_length(
 ) -> Sampling:
     """Return `sampling` if prompt and completion fit the engine.
 
-    A limit that came from a default is lowered to what is left; one that the user
-    asked for is refused.
+    A default limit is lowered to what is left; a limit set by the user is refused.
 
     Raises
     ------
@@ -240,7 +239,7 @@ def to_vllm(sampling: Sampling, seed: int) -> Any:
 
 
 def eos_ids(tokenizer_eos: int | None, generation_config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return every end-of-sequence id, of the tokenizer and the generation config, sorted."""
+    """Return every end-of-sequence id of tokenizer and generation config, sorted."""
     listed = generation_config.get("eos_token_id")
     ids = set(listed if isinstance(listed, (list, tuple)) else [listed])
     return tuple(sorted(i for i in {*ids, tokenizer_eos} if isinstance(i, int)))

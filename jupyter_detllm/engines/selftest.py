@@ -1,8 +1,8 @@
 """The self-test: the same completions alone and batched, compared bit by bit.
 
-No level `invariant` is believed without it, whatever method is in force. A plan says what
-is asked and in which compositions; it is pure. Every completion is first generated alone;
-each composition then has the same completions beside others, and must give the same bits.
+The level `invariant` is never granted without it, whatever the method. A plan, which is pure,
+lists the prompts and batch compositions. Every completion is first generated alone; each
+composition then batches the same completions with others, and must give the same bits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 PLAN_VERSION = 2
-"""Part of the cache's key: a plan that asks for more is not answered by an older pass."""
+"""Part of the cache's key, so that an extended plan is not answered by an older pass."""
 
 _SENTENCES = (
     "The harbour master writes down every ship that enters before noon.",
@@ -62,7 +62,7 @@ _SENTENCES = (
 _PREEMPTION_LENGTH = 512
 
 _LONG_LENGTHS = (1600, 1543, 1571)
-"""Tokens of the long prompts. No two are alike, and some are no multiple of a block or tile."""
+"""Tokens of the long prompts: all different, some not a multiple of a block or tile."""
 _MORE_LENGTHS = (2600, 700, 1100, 3900)
 _SHORTEST_LONG = 64
 _MANY = 128
@@ -70,10 +70,10 @@ _MOST_CHUNKED = 8192
 
 
 class Form(StrEnum):
-    """How much is tried.
+    """The extent of a test.
 
-    ``spot`` stands beside a remembered pass, ``short`` at the start of an engine,
-    ``long`` where a user asks for it.
+    ``spot`` accompanies a cached pass, ``short`` runs at an engine's start, ``long`` on
+    request.
     """
 
     SPOT = "spot"
@@ -82,18 +82,18 @@ class Form(StrEnum):
 
     @property
     def seconds(self) -> float:
-        """How long the kernel-level part may take."""
+        """Time limit of the kernel-level part, in seconds."""
         return {Form.SPOT: 0.0, Form.SHORT: 20.0, Form.LONG: 60.0}[self]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One prompt of the test, with how its completions are made.
+    """One prompt of the test, with the settings of its completions.
 
     Attributes
     ----------
     label
-        What a row calls it.
+        Its name in rows.
     text
         The prompt.
     max_tokens
@@ -103,7 +103,7 @@ class Question:
     n
         Completions.
     length
-        Tokens to which the prompt is cut, or repeated; 0 for the text as it is.
+        Length in tokens to which the prompt is cut or repeated; 0 keeps the text as it is.
     """
 
     label: str
@@ -116,7 +116,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question in a call and which of its completions; fillers are not compared."""
+    """A question in a call, and some of its completions; fillers are not compared."""
 
     question: int
     completions: tuple[int, ...]
@@ -127,8 +127,8 @@ class Ask:
 class Composition:
     """Calls made one after the other; the last of each completion's results counts.
 
-    `needs` names a statistic of the run that must be above 0 for the composition to have
-    been reached: ``preemptions`` or ``cached_tokens``.
+    `needs` names a statistic (``preemptions`` or ``cached_tokens``) that must be above 0, or
+    else the composition was not reached.
     """
 
     name: str
@@ -140,11 +140,11 @@ class Composition:
 class TestPlan:
     """Questions, fillers, and compositions.
 
-    `first` are the compositions that run before the completions alone, while no cache
-    holds any of their prompts; `compositions` are those after them.
+    `first` holds the compositions that run before the completions alone, while no prompt is
+    cached; `compositions` those after them.
     """
 
-    __test__ = False  # not a test of pytest's
+    __test__ = False  # not a pytest test
 
     form: Form
     questions: tuple[Question, ...]
@@ -154,7 +154,7 @@ class TestPlan:
 
     @property
     def alone(self) -> tuple[tuple[Ask, ...], ...]:
-        """Every completion in a call of its own: what all else is compared with."""
+        """Every completion in a separate call, the baseline of all comparisons."""
         return tuple(
             (Ask(i, (j,)),) for i, item in enumerate(self.questions) for j in range(item.n)
         )
@@ -162,18 +162,18 @@ class TestPlan:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What an engine has room for.
+    """The limits of an engine.
 
     Attributes
     ----------
     max_model_len, step_tokens, sequences
-        Longest sequence; most tokens and most sequences in one step.
+        Longest sequence; maximum tokens and sequences in one step.
     fast_prefill
-        Whether thousands of prompt tokens take no time worth naming.
+        Whether thousands of prompt tokens take negligible time.
     prefix_cache
         Whether a cached prefix is used.
     chunked_prefill
-        Whether a prompt is computed in several steps where a step has no room for it.
+        Whether a prompt that does not fit in a step is computed in several.
     """
 
     max_model_len: int = 4096
@@ -184,7 +184,7 @@ class Room:
     chunked_prefill: bool = False
 
     def words(self, wanted: int) -> int:
-        """Return as many of `wanted` words as may fit: which do, the tokenizer tells."""
+        """Return as many of `wanted` words as may fit; the tokenizer decides the rest."""
         return max(4, min(wanted, self.max_model_len // 2))
 
 
@@ -202,7 +202,7 @@ def plan_test(form: Form, room: Room | None = None) -> TestPlan:
     """Return the test of `form` for an engine that has `room`."""
     room = room or Room()
     if form is Form.SPOT:
-        # The short and the sampled one: few rows and many, alone and together.
+        # A short and a sampled one: few and many rows, alone and together.
         questions = _questions(room, tokens=4)[::2]
         calls = (_together(questions),)
         return TestPlan(form, questions, (), (Composition("together", calls),))
@@ -217,7 +217,7 @@ def plan_test(form: Form, room: Room | None = None) -> TestPlan:
 def _questions(room: Room, tokens: int) -> tuple[Question, ...]:
     """Return prompts short and long, greedy and sampled; two share a long prefix.
 
-    About 250 tokens and more are needed to see attention split its range.
+    It takes about 250 tokens or more for attention to split its KV range.
     """
     long = _text(room.words(200))
     return (
@@ -237,17 +237,17 @@ def _more_questions(room: Room, tokens: int) -> tuple[Question, ...]:
 
 
 def _long_questions(room: Room, form: Form, tokens: int) -> tuple[Question, ...]:
-    """Return prompts of more than 1,500 tokens where the model has room for them.
+    """Return prompts of more than 1,500 tokens, if the model has room for them.
 
-    Attention on CPU chooses other tiles from about that length on when another prompt is
-    in the batch; shorter prompts do not show it.
+    From about that length, attention on CPU chooses different tiles if another prompt is in
+    the batch; shorter prompts do not show it.
     """
     lengths = _LONG_LENGTHS if room.prefix_cache else _LONG_LENGTHS[:2]
     if form is Form.LONG:
         lengths = (*lengths, *_MORE_LENGTHS)
     out: dict[int, Question] = {}
     for number, wanted in enumerate(lengths):
-        # Where there is less room than that they still differ in length.
+        # With less room, their lengths still differ.
         fits = room.max_model_len - tokens - 1 - number
         length = min(wanted, fits)
         if length >= _SHORTEST_LONG:
@@ -257,10 +257,10 @@ def _long_questions(room: Room, form: Form, tokens: int) -> tuple[Question, ...]
 
 
 def _fillers(room: Room, form: Form, tokens: int) -> tuple[Question, ...]:
-    """Return other neighbours, the last of them long prefills.
+    """Return filler prompts, the last of them long prefills.
 
-    Where prefill is fast, or in the long form, there are so many of these that they do
-    not fit into one step, and so some are computed beside tokens that are decoded.
+    If prefill is fast, or in the long form, there are too many of these for one step, so that
+    some share steps with decoding.
     """
     count = min(_MANY, room.sequences) if room.fast_prefill else 12
     short = [
@@ -287,7 +287,7 @@ def _together(questions: tuple[Question, ...], begin: int = 0) -> tuple[Ask, ...
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A plan in the making: its questions, the `long` ones after the `mixed` ones."""
+    """Builds a plan; its `long` questions come after the `mixed` ones."""
 
     form: Form
     room: Room
@@ -295,7 +295,7 @@ class _Draft:
     long: tuple[Question, ...]
 
     def plan(self, fillers: tuple[Question, ...]) -> TestPlan:
-        """Return the plan; `fillers` are the neighbours that every test has."""
+        """Return the plan; `fillers` are the filler prompts of every test."""
         prefixes = self._prefixes()
         chunks = self._chunks()
         asks = _Fillers(fillers, prefixes, chunks)
@@ -323,7 +323,7 @@ class _Draft:
         return _together(self.long, len(self.mixed))
 
     def _unseeded(self, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
-        """Leave out what is sampled: vLLM cannot cut a seeded prefill on CPU."""
+        """Leave out sampled completions: vLLM cannot chunk a seeded prefill on CPU."""
         return tuple(ask for ask in asks if not self.mixed[ask.question].temperature)
 
     def _compositions(self, asks: _Fillers) -> list[Composition]:
@@ -350,7 +350,7 @@ class _Draft:
         return out
 
     def _long_compositions(self, asks: _Fillers) -> list[Composition]:
-        """Return long prompts beside each other and beside short ones."""
+        """Return long prompts batched with each other and with short ones."""
         long = self._long_asks
         if not long:
             return []
@@ -366,11 +366,11 @@ class _Draft:
         return out
 
     def _before_any_cache(self, asks: _Fillers) -> list[Composition]:
-        """Return batches of prompts that the cache does not hold, or only in part.
+        """Return batches of prompts that are not cached, or only in part.
 
-        Whatever has run alone is in the cache, and every batch after it begins from
-        there. So some prompts run in a batch first, some after their beginning, and the
-        others alone.
+        A prompt that has run alone is cached, and later batches start from there. So some
+        prompts run in a batch first, some after their beginning has run, and the others
+        alone.
         """
         cold = self._mixed_asks[::2]
         if asks.chunks or self._cut_anyway():
@@ -393,12 +393,12 @@ class _Draft:
         )
 
     def _cut_anyway(self) -> bool:
-        """Whether no step has room for the first long prompt, and so it is cut."""
+        """Whether the first long prompt does not fit in a step and is chunked."""
         chunked = self.room.chunked_prefill and bool(self.long)
         return chunked and self.room.step_tokens < self.long[0].length
 
     def _chunks(self) -> tuple[Question, ...]:
-        """Return prompts that leave room in a step for a half of the long prompt after them."""
+        """Return prompts that leave room in a step for half of the long prompt after them."""
         room = self.room
         slow = self.form is Form.SHORT and not room.fast_prefill
         if not room.chunked_prefill or len(self.long) < 2 or self._cut_anyway():
@@ -417,7 +417,7 @@ class _Draft:
 
 
 class _Fillers:
-    """The fillers of a plan as they are asked, by what they are there for."""
+    """The fillers of a plan, by purpose."""
 
     def __init__(
         self,
@@ -471,20 +471,20 @@ _Results = dict[_Key, Generation]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one composition showed.
+    """The result of one composition.
 
     Attributes
     ----------
     composition
         Its name.
     completions
-        How many were compared.
+        Number compared.
     tokens_equal, bitwise
-        How many had equal tokens; how many equal tokens and logprobs.
+        Number with equal tokens, and with equal tokens and logprobs.
     first
         The first difference, in words; "" without one.
     reached
-        Whether what the composition is about happened.
+        Whether the situation that the composition tests occurred.
     """
 
     composition: str
@@ -496,7 +496,7 @@ class Row:
 
     @property
     def held(self) -> bool:
-        """Whether there was a completion, and every one was equal bit by bit."""
+        """Whether there was a completion, and all were bitwise equal."""
         return 0 < self.completions == self.bitwise
 
     def to_json(self) -> dict[str, Json]:
@@ -511,19 +511,19 @@ class SelfTest:
     Attributes
     ----------
     method
-        The method in force; "off" where none was.
+        The active method; "off" if there was none.
     form
         How much was tried.
     rows
         One per composition.
     evidence
-        Whether logprobs were compared; without them only tokens and texts were.
+        Whether logprobs were compared, or only tokens and texts.
     cached
-        Whether it is remembered from an earlier engine of the same fingerprint.
+        Whether it comes from an earlier engine with the same fingerprint.
     kernels
-        One per kernel and shape; none where the method has no kernel-level part.
+        One per kernel and shape; empty if the method has no kernel-level part.
     reach
-        How far the level was shown to hold; None where it does not.
+        The range for which the level was shown to hold; None if it does not.
     """
 
     method: str
@@ -551,7 +551,7 @@ class SelfTest:
         return f"{where}: {what or _NOTHING}"
 
     def summary(self) -> str:
-        """Return one line, the same whether it is remembered or not."""
+        """Return one line, the same whether it is cached or not."""
         reach = f"; reaches {self.reach}" if self.reach is not None else ""
         total = sum(row.completions for row in self.rows)
         equal = sum(row.bitwise for row in self.rows)
@@ -566,7 +566,7 @@ class SelfTest:
         return self.summary()
 
     def to_json(self) -> dict[str, Json]:
-        """Return the stored form; whether it is remembered is not part of it."""
+        """Return the stored form, without whether it is cached."""
         return {
             "method": self.method,
             "form": self.form.value,
@@ -579,7 +579,7 @@ class SelfTest:
 
 
 def room_of(fields: Mapping[str, FieldValue], *, fast_prefill: bool = False) -> Room:
-    """Return what an engine has room for, from its `engine.*` fields."""
+    """Return an engine's limits, from its `engine.*` fields."""
 
     def number(name: str) -> int:
         value = fields.get(name)
@@ -596,18 +596,18 @@ def room_of(fields: Mapping[str, FieldValue], *, fast_prefill: bool = False) -> 
 
 
 def check_kernels(engine: Engine, room: Room, seconds: float) -> KernelCheck | None:
-    """Return what the engine's kernels show by themselves, for all that it has room for.
+    """Check the engine's kernels directly, up to its limits.
 
-    Kernels that cannot be called are a failure, with the reason in the row.
+    A kernel that cannot be called is a failure, with the reason in the row.
 
     Parameters
     ----------
     engine
         A live engine.
     room
-        What it has room for.
+        Its limits.
     seconds
-        How long it may take.
+        Time limit.
 
     Returns
     -------
@@ -637,26 +637,25 @@ def run_test(
     stop_early: bool = False,
     kernel_seconds: float | None = None,
 ) -> SelfTest:
-    """Run a plan on a live engine; its generations are kept nowhere.
+    """Run a plan on a live engine, without keeping its generations.
 
     Parameters
     ----------
     engine
-        Its kernels are checked first, where it offers that and the form has time for it;
-        after that nothing but `resolve` and `generate` of it is used.
+        Its kernels are checked first, if it supports that and the form has time for it; after
+        that, only its `resolve` and `generate` are used.
     plan
-        What to try.
+        What to test.
     method
-        Name of the method in force.
+        Name of the active method.
     room
-        What the engine has room for; read from its fields by default.
+        The engine's limits; read from its fields by default.
     progress
         Called with one line per composition.
     stop_early
-        Leave the rest out after the first kernel or composition that does not hold.
+        Stop after the first kernel or composition that fails.
     kernel_seconds
-        How long the kernel-level part may take, as the form has it by default; 0 leaves
-        it out.
+        Time limit of the kernel-level part, by default that of the form; 0 skips it.
 
     Raises
     ------
@@ -680,7 +679,7 @@ def run_test(
         shown = bench.shown(plan, room)
     test = SelfTest(method, plan.form, rows, engine.capabilities.evidence)
     if kernels is not None:
-        # A part without a row is a part that showed nothing.
+        # A part without a row has shown nothing.
         test = replace(test, kernels=kernels.rows or (KernelRow("kernels", 0, 0),))
     if not test.held:
         return test
@@ -692,9 +691,9 @@ def _silent(text: str) -> None:
 
 
 def _reach(method: str, room: Room, kernels: KernelCheck | None, shown: Reach) -> Reach:
-    """Return how far a test that held reaches; `shown` is what whole completions showed."""
+    """Return the reach of a test that passed; `shown` is that of the completions."""
     if method == ONE_AT_A_TIME:
-        # No sequence ever shares a step, so any number of them is as good as one.
+        # No sequence ever shares a step, so their number does not matter.
         return Reach(room.max_model_len, 1)
     if kernels is None:
         return shown
@@ -730,16 +729,16 @@ def _resolved(engine: Engine, words: list[str], options: SamplingOptions) -> Res
         try:
             return engine.resolve(Prompt(PromptKind.TEXT, text=" ".join(words)), options)
         except RequestError:
-            # A tokenizer that makes more of a word than others do.
+            # A tokenizer that makes more tokens per word than usual.
             if len(words) < _FEWEST_WORDS:
                 raise
             words = words[len(words) // 2 :]
 
 
 def _token_ids(engine: Engine, words: list[str], length: int) -> tuple[int, ...]:
-    """Return exactly `length` tokens of prose, from the beginning again where it is short."""
+    """Return exactly `length` tokens of prose, repeated if it is too short."""
     options = SamplingOptions(temperature=0.0, max_tokens=1)
-    # In pieces: the whole text may have more tokens than the engine has room for.
+    # In pieces, since the whole text may exceed the engine's limit.
     size = max(4, min(_WORDS_AT_ONCE, length // 2))
     out: list[int] = []
     for begin in itertools.cycle(range(0, len(words), size)):
@@ -751,7 +750,7 @@ def _token_ids(engine: Engine, words: list[str], length: int) -> tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """The engine and the requests that every composition is made of."""
+    """The engine, and the requests of every composition."""
 
     engine: Engine
     questions: list[GenerationRequest]
@@ -807,7 +806,7 @@ class _Bench:
     def row(
         self, composition: Composition, found: _Results, stats: RunStats, alone: _Results
     ) -> Row:
-        """Compare what came of a composition with the completions alone."""
+        """Compare a composition's results with the completions alone."""
         pairs = [
             (key, compare_generations(self.questions[key[0]], alone[key], found[key]))
             for key in sorted(found)
@@ -839,15 +838,15 @@ def _bitwise(pair: PairComparison) -> bool:
 
 
 def _difference(where: str, pair: PairComparison) -> str:
-    """Return where two completions part, and by how little."""
+    """Return where two completions diverge, and by what margin."""
     found = pair.divergence
     if found is not None:
-        text = f"{where}: other token at {found.position}"
+        text = f"{where}: different token at {found.position}"
         if found.margin is not None:
             text += f", margin {found.margin:.4g} ({MarginClass.of(found.margin)})"
         return text
     if pair.gap is not None and pair.evidence is EvidenceState.DIFFERS:
         return f"{where}: logprob off by {pair.gap:.3g} at token {pair.gap_position}"
     if not pair.finish_equal:
-        return f"{where}: it ended in another way"
+        return f"{where}: it ended differently"
     return f"{where}: text or evidence differ"

@@ -1,7 +1,7 @@
-"""An engine started as a session starts it: controls, seeds, engine, fingerprint.
+"""Starts an engine as a session does: controls, seeds, engine, fingerprint.
 
-The kernel's session and every verification that starts an engine share this, so that
-what one records the other can reach again.
+The kernel's session and every verification that starts an engine use this, so that a
+verification can reproduce what a session records.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Modifiers:
 
 @dataclass(frozen=True, slots=True)
 class RunningEngine:
-    """An engine, and what became of the determinism controls."""
+    """An engine, and the report on the determinism controls."""
 
     engine: Engine
     controls: ControlReport
@@ -94,7 +94,7 @@ def apply_controls(
 ) -> ControlReport:
     """Set every control that is still in time, and report all.
 
-    `options` are the engine's: some controls are read only where it has several ranks.
+    `options` are the engine's, since some controls apply only to several ranks.
     `method` is the method of batch invariance in force, where one runs.
 
     Raises
@@ -131,27 +131,27 @@ def start_engine(
 ) -> Engine:
     """Start engine `name`; the user's random streams stay as they are.
 
-    The level it computes at is ``engine.spec.level``: where `invariant` does not hold it goes
-    on at the spec's fallback, if it can without a restart, and its `shortfall` says why.
+    Its level is ``engine.spec.level``. If `invariant` does not hold, it continues at the spec's
+    fallback if it can do so without a restart, and its `shortfall` says why.
 
     Parameters
     ----------
     name, spec
         Which engine, and how.
     controls
-        What became of the determinism controls: part of what a self-test depends on.
+        The report on the determinism controls, which a self-test depends on.
     progress
         Called with one line per stage.
     prove
-        Whether the level `invariant` is proven by its self-test; without that it is not
-        to be relied on.
+        Whether to prove the level `invariant` with its self-test; without that it cannot be
+        relied on.
 
     Raises
     ------
     ControlError
         When the engine does not offer the level, and the spec names no fallback.
     EngineStartError
-        When it does not start.
+        If it does not start.
     InvarianceError
         When the level `invariant` does not hold, or is not offered, and the engine does not go
         on at another.
@@ -220,7 +220,7 @@ def start(
         spec.seed, deterministic=modifiers.torch_deterministic, no_tf32=modifiers.no_tf32
     )
     engine = start_engine(name, spec, controls=controls, progress=progress, prove=prove)
-    # Again, now that the engine tells what is in force.
+    # Again, since the engine now determines what is in effect.
     method = method_in_force(engine)
     controls = apply_controls(
         spec.level, modifiers, engine=name, engine_started=True, options=options, method=method
@@ -231,11 +231,11 @@ def start(
 def environment_fingerprint(controls: ControlReport | None, engine: Engine | None) -> Fingerprint:
     """Return the fingerprint of this process, with the engine's part if one runs.
 
-    Of an engine elsewhere it holds what that tells, and nothing of this process.
+    For a remote engine it holds what that reports, and nothing about this process.
     """
     if isinstance(engine, RemoteEngine):
-        told = {**engine.environment(), **engine.fields(), **engine.model().fields()}
-        return Fingerprint.build({n: value for n, value in told.items() if value is not None})
+        reported = {**engine.environment(), **engine.fields(), **engine.model().fields()}
+        return Fingerprint.build({n: value for n, value in reported.items() if value is not None})
     from jupyter_detllm.probes import collect_environment
 
     return collect_environment(
@@ -246,14 +246,14 @@ def environment_fingerprint(controls: ControlReport | None, engine: Engine | Non
 
 
 def late_controls(controls: ControlReport | None, engine: Engine | None) -> tuple[str, ...]:
-    """Return the controls that came too late for `engine`; none of ours are for a server."""
+    """Return the controls that came too late for `engine`; none for a remote engine."""
     if controls is None or isinstance(engine, RemoteEngine):
         return ()
     return controls.late
 
 
 def model_identity(model: str, lora: FieldValue = None) -> ModelIdentity:
-    """Return name and digests of what vLLM would load, before it is loaded.
+    """Return name and digests of the model that vLLM would load, before it is loaded.
 
     `lora` is the folder of an adapter, as the engine option names it.
 

@@ -1,3 +1,3 @@
-"""What a text is expected to look like: a regular expression, or a JSON schema."""
+"""Expectations on texts: a regular expression or a JSON schema."""
 
 __all__: list[str] = []

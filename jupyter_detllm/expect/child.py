@@ -1,7 +1,7 @@
-"""The process in which texts are held against an expectation: it can be ended at any time.
+"""Checks texts against an expectation, in a process that can be killed at any time.
 
-A regular expression can run for ever, and Python cannot stop one in a thread. Reads one
-line of JSON, writes one, imports nothing of this package.
+A regular expression can run forever, and Python cannot stop one in a thread. The process
+reads one line of JSON, writes one, and imports nothing from this package.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ __all__ = ["main"]
 _MEMORY = 2 << 30
 
 Check = Callable[[str], "str | None"]
-"""Text to why it is not as expected, None where it is."""
+"""Maps a text to the reason why it is not as expected, or to None if it is."""
 
 
 def _limit(seconds: int) -> None:
-    """Let the system end this process after so much work, also when its parent has died.
+    """Set limits, so that the system ends this process even if its parent has died.
 
-    What takes too much memory fails here, and not in the notebook's kernel.
+    A check that takes too much memory fails here, not in the notebook's kernel.
     """
     try:
         import resource
     except ImportError:
-        return  # Windows: the parent's clock alone
+        return  # Windows: only the parent's timeout
     used = resource.getrusage(resource.RUSAGE_SELF)
     end = int(used.ru_utime + used.ru_stime) + 1 + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (end, end + 1))
-    with contextlib.suppress(ValueError, OSError):  # not every system has this limit
+    with contextlib.suppress(ValueError, OSError):  # not every system supports this limit
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, hard))
 
@@ -44,7 +44,7 @@ def _pattern(text: str, flags: int) -> Check:
 
 
 def _load_schemas() -> None:
-    # jsonschema takes this for one format, where it is there, and that takes seconds;
+    # jsonschema imports this for one format if it is installed, which takes seconds;
     # formats are not checked here.
     sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
     import jsonschema  # noqa: F401
@@ -78,7 +78,7 @@ def _schema(text: str) -> Check:
 
 
 def _place(error: Any) -> str:
-    """Return where and which keyword: the library's sentences change with its version."""
+    """Return place and keyword, since the library's messages change with its version."""
     return f"{error.json_path} fails {error.validator!r}"
 
 
@@ -97,7 +97,7 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     except ImportError as error:
         return {"problem": f"{error.name} is missing: pip install jsonschema"}
     except RecursionError:
-        return {"problem": "it recurses without end"}
+        return {"problem": "it recurses without limit"}
     except MemoryError:
         return {"problem": "it takes more than 2 GiB of memory"}
     except (ValueError, re.error) as error:

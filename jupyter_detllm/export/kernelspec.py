@@ -1,7 +1,7 @@
-"""Kernelspecs whose environment holds every control, so that none is ever too late.
+"""Kernelspecs that set every control in their environment, so that none is too late.
 
-A kernelspec is a folder with a ``kernel.json``. Ours carry a mark in their metadata: only
-folders with it are listed, replaced or removed.
+A kernelspec is a folder with a ``kernel.json``. Those of this package are marked in their
+metadata: only folders with that mark are listed, replaced or removed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class KernelLocation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstalledKernel:
-    """A kernelspec of ours on this machine.
+    """A kernelspec installed by this package.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ def kernelspec(
 def _check(name: str, seed: int | None) -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r:.60} is no name for a kernel",
+            f"{name!r:.60} is not a valid kernel name",
             expected="lower-case letters, digits, '.', '-' and '_'",
             fix=f"--name {DEFAULT_NAME}",
         )
@@ -161,7 +161,7 @@ def _folder(place: KernelLocation | Path) -> Path:
 def install_kernel(
     spec: Mapping[str, Json], name: str, place: KernelLocation | Path = KernelLocation.SYS_PREFIX
 ) -> InstalledKernel:
-    """Write a kernelspec, in place of an older one of ours; nothing half-written is left.
+    """Write a kernelspec atomically, replacing an older one of this package.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def install_kernel(
     Raises
     ------
     UsageError
-        Without ipykernel, where another kernel has the name, or where nothing can be written.
+        Without ipykernel, if another kernel has the name, or if it cannot be written.
     """
     if importlib.util.find_spec("ipykernel") is None:
         raise UsageError(
@@ -185,7 +185,9 @@ def install_kernel(
     target = _folder(place) / name
     if (target.exists() or target.is_symlink()) and _read(target) is None:
         raise UsageError(
-            f"{target} is a kernel that is not ours", expected="another name", fix="--name NAME"
+            f"{target} is a kernel that was not installed by jupyter-detllm",
+            expected="another name",
+            fix="--name NAME",
         )
     try:
         _replace_folder(target, json.dumps(spec, indent=1) + "\n")
@@ -215,7 +217,7 @@ def _replace_folder(target: Path, text: str) -> None:
 
 
 def find_kernels(folders: Sequence[Path] | None = None) -> tuple[InstalledKernel, ...]:
-    """Return our kernelspecs, by name; of one name the one that Jupyter would start first."""
+    """Return this package's kernelspecs by name; for each, the one that Jupyter would use."""
     found = []
     for folder in kernel_folders() if folders is None else folders:
         try:
@@ -227,12 +229,12 @@ def find_kernels(folders: Sequence[Path] | None = None) -> tuple[InstalledKernel
 
 
 def remove_kernel(name: str, folders: Sequence[Path] | None = None) -> tuple[InstalledKernel, ...]:
-    """Remove our kernelspecs of that name and return them.
+    """Remove this package's kernelspecs of that name and return them.
 
     Raises
     ------
     UsageError
-        When none of ours has the name, or one cannot be removed.
+        If there is none of that name, or one cannot be removed.
     """
     known = find_kernels(folders)
     chosen = tuple(kernel for kernel in known if kernel.name == name)
@@ -255,7 +257,7 @@ def remove_kernel(name: str, folders: Sequence[Path] | None = None) -> tuple[Ins
 
 
 def _read(folder: Path) -> InstalledKernel | None:
-    """Return the kernelspec in `folder` if it carries our mark."""
+    """Return the kernelspec in `folder` if it has this package's mark."""
     data = _load(folder / "kernel.json")
     metadata, environ, argv = data.get("metadata"), data.get("env"), data.get("argv")
     ours = metadata.get(_KEY) if isinstance(metadata, dict) else None

@@ -118,7 +118,7 @@ _UNREACHABLE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What the index answered.
+    """The index's answers.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class Resolution:
     omitted
         Why a distribution has none, by its name.
     unreachable
-        Whether an index did not answer, so that the rest was not asked for.
+        Whether an index did not respond, so that the rest was not requested.
     """
 
     files: Mapping[str, LockedFile]
@@ -220,7 +220,7 @@ class _Asked:
     omitted: dict[str, str]
 
     def chunk(self, pins: Sequence[Pin]) -> bool:
-        """Ask for some pins, without those that are gone; tell whether the index answered."""
+        """Resolve some pins, without missing ones; return whether the index responded."""
         left = {pin.name: pin for pin in pins}
         while left:
             code, out, err = self._pip(left.values())
@@ -341,7 +341,7 @@ def lock(environment: Environment, *, run: Runner = run_pip) -> Locked:
     remarks = []
     local = sum(file.is_local for file in answer.files.values())
     if local:
-        remarks.append(f"{local} of {len(answer.files)} wheels lie on this machine only")
+        remarks.append(f"{local} of {len(answer.files)} wheels are on this machine only")
     recorded = environment.fingerprint.values().get("hardware.machine")
     if recorded is not None and recorded != platform.machine():
         remarks.append(f"the wheels are those for this machine, {platform.machine()}")

@@ -39,7 +39,7 @@ METHOD = "hopper-one-kernel"
 
 ATTENTION_MODULE = "vllm.v1.attention.backends.flash_attn"
 _HEAD_SIZE = {"flash_attn_varlen_func": "q", "get_scheduler_metadata": "headdim"}
-"""The functions that are wrapped, and the parameter that tells the head size."""
+"""The functions that are wrapped, and the parameter with the head size."""
 
 LAYER_MODULE = "vllm.model_executor.layers.utils"
 _GEMM, _GEMM_TAKES = "default_unquantized_gemm", ("layer", "x", "weight", "bias")
@@ -64,12 +64,12 @@ _NO_SPLIT_K = (False, False)
 
 
 def check_hooks(module: Any) -> None:
-    """Fail closed unless every hook is there and takes what is forced on it.
+    """Fail unless every hook exists and has the parameters that are overridden.
 
     Raises
     ------
     InvarianceError
-        Naming what this vLLM does not have.
+        If this vLLM lacks a hook or a parameter; the error names it.
     """
     wanted: list[tuple[str, Any, tuple[str, ...]]] = [
         (name, getattr(module, name, None), ("max_seqlen_q", "num_splits", key))
@@ -95,7 +95,7 @@ def one_kernel(hook: Callable[..., Any], head_size: str) -> Callable[..., Any]:
     size), `k` and `v` are (blocks, block size, KV heads, head size).
 
     For heads of less than 64, a batch whose queries are all of one token takes a kernel
-    of its own; told that one might be longer, it takes that of every other batch. With a
+    of its own; reported that one might be longer, it takes that of every other batch. With a
     sliding window, FlashAttention 3 begins its tiles of keys at the window of the first query
     of a tile, so that the sum of a position depends on where its tile begins: such layers
     take vLLM's kernel in Triton, which cuts keys at absolute positions.
@@ -156,10 +156,10 @@ _GATE_CAPABLE = "_router_gemm_cublas_capable"
 
 
 def narrow_rows(head_size: int, group: int) -> int:
-    """Return the longest query for which FlashAttention 3 keeps its narrow tile; 0: no matter.
+    """Return the longest query for which FlashAttention 3 uses its narrow tile; 0: irrelevant.
 
-    For heads of 64 it takes a narrow tile while query length x heads per KV head <= 64,
-    and the two tiles sum in different orders. For all other sizes they agree in bits
+    For heads of 64 it uses a narrow tile while query length x heads per KV head <= 64, and the
+    two tiles sum in different orders. For all other sizes they are bitwise equal
     (measured: 32 to 56, 72 to 128, 160 to 256).
     """
     return _NARROW_ROWS // group if head_size == 64 else 0
@@ -168,8 +168,8 @@ def narrow_rows(head_size: int, group: int) -> int:
 def in_rows(metadata: Any, rows: int) -> Any:
     """Return attention metadata in which no query is longer than `rows`.
 
-    A query of n tokens becomes several that end where each piece ends: the same sums
-    over the same keys, always in the narrow tile.
+    A query of n tokens becomes several, each ending where its piece ends: the same sums over
+    the same keys, always in the narrow tile.
     """
     import numpy as np
     import torch
@@ -198,7 +198,7 @@ def in_rows(metadata: Any, rows: int) -> Any:
 
 
 def one_tile(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the builder of attention metadata so that every query takes the same tile."""
+    """Wrap the builder of attention metadata so that every query uses the same tile."""
 
     @functools.wraps(build)
     def wrapped(
@@ -206,7 +206,7 @@ def one_tile(build: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         rows = narrow_rows(self.headdim, self.num_heads_q // self.num_heads_kv)
         if rows and common_attn_metadata.max_query_len > rows:
-            # A schedule made ahead has room for max_num_seqs queries only.
+            # A precomputed schedule only has room for max_num_seqs queries.
             common_attn_metadata, fast_build = in_rows(common_attn_metadata, rows), True
         return build(self, common_prefix_len, common_attn_metadata, fast_build)
 
@@ -215,7 +215,7 @@ def one_tile(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def lacking() -> str:
-    """Return what is not as `Patch` leaves it in this process; "" where all is."""
+    """Return what differs from the state set by `Patch`; "" if nothing does."""
     module = importlib.import_module(ATTENTION_MODULE)
     hooks = {name: getattr(module, name, None) for name in _HEAD_SIZE}
     hooks[f"{_BUILDER}.build"] = getattr(getattr(module, _BUILDER, None), "build", None)
@@ -227,7 +227,7 @@ def lacking() -> str:
 
 
 def split_k_allowed() -> str:
-    """Return which setting of torch's lets cuBLASLt split sums over K; "" for none."""
+    """Return which torch setting lets cuBLASLt split sums over K; "" if none does."""
     import torch
 
     matmul = torch.backends.cuda.matmul
@@ -251,7 +251,7 @@ class Patch:
         Raises
         ------
         InvarianceError
-            When a hook is not there.
+            If a hook is missing.
         """
         module = importlib.import_module(ATTENTION_MODULE)
         if all(hasattr(getattr(module, name, None), _MARK) for name in _HEAD_SIZE):
@@ -262,7 +262,7 @@ class Patch:
             self._set(module, name, one_kernel(getattr(module, name), head_size))
         builder = getattr(module, _BUILDER)
         self._set(builder, "build", one_tile(builder.build))
-        # Layers that share metadata would exchange the block table for one of other rows.
+        # Layers that share metadata would replace the block table by one with other rows.
         self._set(builder, "supports_update_block_table", False)
         self._products()
 
@@ -278,7 +278,7 @@ class Patch:
                 self._set(gate, "__init__", plain_gate(gate.__init__))
 
     def _forbid_split_k(self) -> None:
-        """Leave cuBLASLt only kernels that sum over K in order: all of them agree in bits."""
+        """Restrict cuBLASLt to kernels that sum over K in order, which are bitwise equal."""
         import torch
 
         for name in _FLAGS:
@@ -292,6 +292,6 @@ class Patch:
         setattr(owner, name, value)
 
     def undo(self) -> None:
-        """Put everything back; a second call does nothing."""
+        """Restore everything; a second call does nothing."""
         while self._undo:
             self._undo.pop()()

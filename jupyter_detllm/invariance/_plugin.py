@@ -1,7 +1,7 @@
-"""What vLLM's processes load of ours (entry point `vllm.general_plugins`).
+"""The vLLM plugin of this package (entry point `vllm.general_plugins`).
 
-Nothing is imported before a variable asks for it: every vLLM on this machine loads this
-module, in its front end, its engine and its workers.
+Nothing is imported unless a variable requests it, since every vLLM on this machine loads this
+module in its front end, its engine and its workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WORKER = "vllm.v1.worker.gpu_worker"
 
 
 def register() -> None:
-    """Put the method that is asked for in force in this process, and only that."""
+    """Activate the requested method in this process, if any."""
     method = os.environ.get(METHOD_VARIABLE, "")
     if method == METHOD:
         Patch().apply()
@@ -35,7 +35,7 @@ def register() -> None:
 def _after_loading(then: Callable[[Any], None]) -> None:
     """Call `then` with each worker of this process, once its model is loaded.
 
-    The CPU's worker is a kind of the GPU's, and inherits what is wrapped here.
+    The CPU worker is a subclass of the GPU's, and inherits what is wrapped here.
     """
     from importlib import import_module
 
@@ -55,12 +55,12 @@ def _after_loading(then: Callable[[Any], None]) -> None:
 
 
 def _loaded(method: str, worker: Any) -> None:
-    """Install a method in a worker, and write down what it computes with.
+    """Install a method in a worker, and record what it computes with.
 
     Raises
     ------
     InvarianceError
-        When the method is not in force: the engine then does not start.
+        If the method is not active: the engine then does not start.
     """
     llm = _as_llm(worker)
     if method:
@@ -91,10 +91,10 @@ def _facts(llm: Any, method: str) -> dict[str, Any]:
 
     config = llm.llm_engine.vllm_config.model_config
     model = model_fields(llm, name="")
-    told = {name: value for name, value in model.items() if name != "model.name"}
-    environment = collect_environment(engine_fields=engine_fields(llm), model_fields=told)
+    reported = {name: value for name, value in model.items() if name != "model.name"}
+    environment = collect_environment(engine_fields=engine_fields(llm), model_fields=reported)
     generation = config.try_get_generation_config() or {}
-    # vLLM loads a model with one thread: not what it computes with, so it is not told.
+    # vLLM loads a model with one thread but computes with more, so this is not reported.
     fields = {name: v for name, v in environment.values().items() if name != "torch.threads"}
     return {
         "method": method,
@@ -106,7 +106,7 @@ def _facts(llm: Any, method: str) -> dict[str, Any]:
 
 
 def _write(path: Path, value: object) -> None:
-    """Write the whole file or nothing; readers never see half of one."""
+    """Write the file atomically; readers never see a partial one."""
     handle, name = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump(value, file)

@@ -1,7 +1,7 @@
-"""What a method of batch invariance is: its conditions, what it changes, how it is undone.
+"""Methods of batch invariance: conditions, changes, and how they are undone.
 
-A method is offered by its conditions (`Host`) and believed by the self-test alone. The one
-for every platform runs one sequence at a time (`OneAtATime`).
+A method applies according to its conditions (`Host`), but only the self-test shows that it
+works. One method works on every platform: one sequence at a time (`OneAtATime`).
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ class Host:
     vllm, torch
         Versions of the installed distributions (``0.32.0``, ``2.13.0+cpu``); "" for none.
     capability
-        Compute capability of every visible GPU (``9.0``; ``8.9, 9.0`` when they differ);
-        "" on CPU.
+        Compute capability of the visible GPUs (``9.0``; ``8.9, 9.0`` if they differ); "" on
+        CPU.
     cpu_flags
-        The instruction sets that kernels are chosen by (`probes.hardware.DISPATCH_FLAGS`).
+        The instruction sets that kernels dispatch on (`probes.hardware.DISPATCH_FLAGS`).
     isa_limit
         Value of ONEDNN_MAX_CPU_ISA, upper case; "" for none.
     options
@@ -141,27 +141,27 @@ class Host:
 
     @property
     def tensor_parallel(self) -> int:
-        """Tensor parallel size asked for; 1 by default."""
+        """Requested tensor parallel size; 1 by default."""
         return option_size(self.options, "tensor_parallel_size")
 
     @property
     def pipeline_parallel(self) -> int:
-        """Pipeline parallel size asked for; 1 by default."""
+        """Requested pipeline parallel size; 1 by default."""
         return option_size(self.options, "pipeline_parallel_size")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """What calls of one kernel showed: alone, against the same inputs among others.
+    """Results of calling one kernel with inputs alone and among others.
 
     Attributes
     ----------
     name
         The kernel and its shape: ``attention 64 x 9/3, full``, ``linear 576 -> 1536``.
     compared
-        How many results were compared with those of the inputs alone.
+        Number of results compared with those of the inputs alone.
     bitwise
-        How many of them were equal bit by bit.
+        How many of them were bitwise equal.
     first
         The first difference, in words; "" without one.
     """
@@ -186,7 +186,7 @@ class KernelCheck:
     rows
         One per kernel and shape of the loaded model.
     reach
-        Up to where every row was tried; what the time did not allow lies outside.
+        The range that was tried for every row; what did not fit in the time is outside.
     """
 
     rows: tuple[KernelRow, ...]
@@ -194,7 +194,7 @@ class KernelCheck:
 
     @property
     def held(self) -> bool:
-        """Whether every kernel held, and there was one."""
+        """Whether there was a kernel and all of them passed."""
         return bool(self.rows) and all(row.held for row in self.rows)
 
 
@@ -209,18 +209,18 @@ class Method:
     Attributes
     ----------
     name
-        As it stands in stamps and fingerprints (`engine.invariance`): a method whose
-        results differ in bits from an earlier version's gets another name.
+        The name in stamps and fingerprints (`engine.invariance`). A method whose results
+        differ bitwise from an earlier version's gets a new name.
     changes
         One sentence for people: what it changes.
     live
         Whether it can be installed into an engine that was started for another method.
-        False where `arguments`, `before_start` or `environ` are what makes it.
+        False if it relies on `arguments`, `before_start` or `environ`.
     sequential
         The engine runs one sequence at a time.
     worker_environ
         Variables for an engine's worker processes (a `vllm.general_plugins` entry point
-        reads them there); set while the engine lives, whatever `prepared` encloses.
+        reads them there), set by `prepared` for the lifetime of the engine.
     """
 
     name: ClassVar[str]
@@ -230,7 +230,7 @@ class Method:
     worker_environ: ClassVar[Mapping[str, str]] = {}
 
     def refusal(self, host: Host) -> str:
-        """Return why the method is not for `host`, as a clause; "" when it may be tried."""
+        """Return why the method does not apply to `host`, as a clause; "" if it does."""
         raise NotImplementedError
 
     def fitted(self, host: Host) -> Method:
@@ -238,9 +238,9 @@ class Method:
         return self
 
     def uncovered(self, model: Any) -> str:
-        """Return why it is not for a model, by vLLM's config of it; "" when it may be tried.
+        """Return why it does not apply to a model, by vLLM's config; "" if it does.
 
-        Asked before the weights are loaded. What only the loaded modules show is left to
+        Called before the weights are loaded. Checks that need the loaded modules are in
         `install`.
 
         Parameters
@@ -253,8 +253,8 @@ class Method:
     def environ(self) -> Mapping[str, str]:
         """Return the variables it needs; each is a row of ENV_CONTROLS with that value.
 
-        The controls set them, each before its event, where the method is a host's first
-        choice.
+        If the method is the first choice for a host, the controls set them, each before its
+        event.
         """
         return {}
 
@@ -264,32 +264,31 @@ class Method:
         Raises
         ------
         UsageError
-            For a chosen option that contradicts, in one line that names it.
+            If a chosen option contradicts the method; one line that names the option.
         """
         return {}
 
     @contextlib.contextmanager
     def before_start(self) -> Iterator[None]:
-        """Patch what has to be patched before `LLM` is built; leaving it undoes that.
+        """Apply the patches needed before `LLM` is built; leaving the context undoes them.
 
-        vLLM is imported when it is entered; it is left after the engine's shutdown, or
-        when the start fails.
+        vLLM is imported when it is entered. It is left after the engine's shutdown, or if
+        the start fails.
 
         Raises
         ------
         InvarianceError
-            When what is to be patched is not what was expected.
+            If a patch target is not as expected.
         """
         yield
 
     def install(self, llm: Any) -> None:
-        """Change the live engine, or make sure that what was patched is in use.
+        """Change the live engine, or make sure that the patches are in use.
 
         Raises
         ------
         InvarianceError
-            When a hook is missing or something does not go through it; the engine is
-            as it was then.
+            If a hook is missing or something bypasses it; the engine is then unchanged.
         """
 
     def check_kernels(
@@ -297,56 +296,55 @@ class Method:
     ) -> KernelCheck | None:
         """Call the kernels of the live engine alone and in batches, and compare the bits.
 
-        Nothing of the engine is changed: its caches and its random streams are as they
-        were, whether it returns or raises.
+        The engine's caches and random streams are unchanged afterwards, also in case of an
+        error.
 
         Parameters
         ----------
         llm
-            The engine, with the method in force.
+            The engine, with the method active.
         tokens
             Longest sequence to try: ``max_model_len``.
         sequences
-            Most sequences of one step: ``max_num_seqs``.
+            Maximum sequences in one step: ``max_num_seqs``.
         step_tokens
-            Most rows of one step: ``max_num_batched_tokens``.
+            Maximum rows in one step: ``max_num_batched_tokens``.
         seconds
-            How long it may take. What is not reached in that time is left out, and the
-            reach of the result says so.
+            Time limit. What does not fit is omitted, and the reach of the result is smaller.
 
         Returns
         -------
         KernelCheck or None
-            None where the method has no kernel-level part (one sequence at a time:
-            nothing is batched).
+            None if the method has no kernel-level part (one sequence at a time batches
+            nothing).
 
         Raises
         ------
         InvarianceError
-            When a kernel cannot be called by itself; the method then does not hold.
+            If a kernel cannot be called directly; the method then counts as failed.
         """
         return None
 
     def uninstall(self, llm: Any) -> None:
-        """Take back what `install` did."""
+        """Undo `install`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A method and why it is not for a host; "" where it may be tried."""
+    """A method, and why it does not apply to a host; "" if it does."""
 
     method: Method
     refusal: str = ""
 
     @property
     def usable(self) -> bool:
-        """Whether nothing speaks against trying it."""
+        """Whether the method applies."""
         return not self.refusal
 
 
 @contextlib.contextmanager
 def prepared(method: Method) -> Iterator[None]:
-    """Hold what `method` needs around an engine's life: patches and workers' variables."""
+    """Hold `method`'s patches and worker variables during an engine's lifetime."""
     before = {name: os.environ.get(name) for name in method.worker_environ}
     os.environ.update(method.worker_environ)
     try:
@@ -399,7 +397,7 @@ class OneAtATime(Method):
     sequential = True
 
     def refusal(self, host: Host) -> str:
-        """Refuse nothing: there is no place where this cannot be tried."""
+        """Refuse nothing: this works everywhere."""
         return ""
 
     def install(self, llm: Any) -> None:
@@ -422,7 +420,7 @@ class OneAtATime(Method):
 
 
 STATE_VARIABLE = "DETLLM_SERVER_STATE"
-"""Names the folder in which the first worker of a served engine says what is in force."""
+"""Names the folder in which a server's first worker reports its active method."""
 
 WORKER_FILE = "worker.json"
 

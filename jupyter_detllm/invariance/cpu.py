@@ -1,9 +1,9 @@
 """vLLM on CPU: kernels that give a row the same bits whatever else is in the batch.
 
-Three things were found to depend on the batch: attention's split of the KV range over free
+Three things were found to depend on the batch: attention's split of the KV range over idle
 threads, which a control switches off; attention's tiles; and matrix products, whose kernel is
-chosen by the number of rows (`invariance.cpu_kernels`). The tiles are cut where a step's
-metadata is built, the rows made up where every linear layer of vLLM calls its ``cpu_linear``.
+chosen by the number of rows (`invariance.cpu_kernels`). Tiles are cut where a step's metadata is
+built, and rows are padded where every linear layer of vLLM calls its ``cpu_linear``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from jupyter_detllm.probes.ranks import ask_ranks
 __all__ = ["PROVEN_VLLM", "FixedOrder", "FixedTiles"]
 
 PROVEN_VLLM = ("0.32.",)
-"""Versions of vLLM whose ``cpu_linear`` and attention scheduler are known."""
+"""Versions of vLLM with a known ``cpu_linear`` and attention scheduler."""
 
 _HOOK = "cpu_linear"
 _OWN = "_detllm_cpu_linear"
@@ -54,7 +54,7 @@ _ATTENTION_SHARE = 0.7
 
 
 class FixedTiles(Method):
-    """Query tiles cut at absolute positions, products of a number of rows that was measured."""
+    """Query tiles cut at absolute positions, and products with measured row counts."""
 
     name = "cpu-fixed-tiles"
     changes = (
@@ -69,7 +69,7 @@ class FixedTiles(Method):
         return _hold_rows(model)
 
     def refusal(self, host: Host) -> str:
-        """Return why it is not for `host`."""
+        """Return why it does not apply to `host`."""
         if host.platform is not Platform.CPU:
             return "it is for CPU"
         if not host.vllm.startswith(PROVEN_VLLM):
@@ -86,7 +86,7 @@ class FixedTiles(Method):
         return ""
 
     def uncovered(self, model: Any) -> str:
-        """Refuse latent attention (MLA), whose batched products do not go through a layer."""
+        """Refuse latent attention (MLA), whose batched products bypass the layers."""
         if getattr(model, "use_mla", False):
             return "multi-head latent attention (MLA) computes products that follow the batch"
         return ""
@@ -117,7 +117,7 @@ class FixedTiles(Method):
             raise
 
     def uninstall(self, llm: Any) -> None:
-        """Give every layer and every builder its own function back."""
+        """Restore the original function of every layer and builder."""
         ask_ranks(llm, _restore_attention)
         llm.apply_model(_restore_rows)
 
@@ -129,7 +129,7 @@ class FixedTiles(Method):
     def check_kernels(
         self, llm: Any, *, tokens: int, sequences: int, step_tokens: int, seconds: float
     ) -> KernelCheck:
-        """Try every attention and every layer shape; most of the time is for attention."""
+        """Check every attention and every layer shape, mostly attention."""
         began = time.monotonic()
         until = began + _ATTENTION_SHARE * seconds
         tiles = partial(check_attentions, tokens=tokens, sequences=sequences, until=until)
@@ -163,7 +163,7 @@ class FixedOrder(FixedTiles):
         return _hold_order(model)
 
     def refusal(self, host: Host) -> str:
-        """Return why it is not for `host`."""
+        """Return why it does not apply to `host`."""
         wide = "avx512f" in host.cpu_flags and not host.isa_limit.startswith(
             ("AVX2", "SSE", "AVX_")
         )
@@ -177,7 +177,7 @@ def _is_off(value: object) -> bool:
 
 
 def _check_engine(llm: Any) -> None:
-    """Refuse an engine in which the method does not hold, whatever was asked for."""
+    """Refuse an engine in which the method cannot hold."""
     from vllm import __version__, envs
 
     config = llm.llm_engine.vllm_config.model_config
@@ -215,7 +215,7 @@ def _linear_layers(model: Any) -> list[tuple[str, Any]]:
 
 
 def _shape_of(module: Any, dtype: Any) -> _Shape:
-    """Return a layer's shape; its weight may have been packed away."""
+    """Return a layer's shape, even if its weight was packed."""
     if hasattr(module, "input_size_per_partition"):
         width, columns = module.input_size_per_partition, module.output_size_per_partition
     elif hasattr(module, "input_size"):  # vLLM's ReplicatedLinear
@@ -244,7 +244,7 @@ def _obstacle(model: Any) -> str:
 
 
 def _hold_rows(model: Any) -> str:
-    """Wrap the product of every linear layer; return what stands in the way."""
+    """Wrap the product of every linear layer; return what prevents it."""
     if why := _obstacle(model):
         return why
     layers = _linear_layers(model)
@@ -256,7 +256,7 @@ def _hold_rows(model: Any) -> str:
             own = vars(module).get(_OWN) or module.cpu_linear
             group = _group_of(shape, _caller(module, own))
             if group is None:
-                return f"{name} ({shape}) has no numbers of rows that give equal bits"
+                return f"{name} ({shape}) has no row counts that give equal bits"
             groups[shape] = group
     for _, module in layers:
         own = vars(module).get(_OWN) or module.cpu_linear
@@ -307,12 +307,12 @@ def _restore_rows(model: Any) -> str:
 
 
 def _dtype_of(model: Any) -> Any:
-    """Return the dtype of activations: the norms' weights have it, whatever is packed."""
+    """Return the dtype of activations, which is that of the norms' weights."""
     return next(p.dtype for p in model.parameters() if p.is_floating_point())
 
 
 def _uncovered(module: Any) -> str:
-    """Return why a module computes products that do not go through the hook; "" if none."""
+    """Return why a module's products bypass the hook; "" if they do not."""
     method = type(getattr(module, "quant_method", None)).__name__
     if _HOOK in vars(module):
         return "" if method in _PLAIN else f"computes with {method}"
@@ -321,13 +321,13 @@ def _uncovered(module: Any) -> str:
     kind = type(module)
     weights = [p for p in module.parameters(recurse=False) if p.ndim > 1]
     if any(base.__name__ == "Embedding" and base.__module__ == _TABLE for base in kind.__mro__):
-        # A look-up of rows, also in a subclass (OPT's positions) that adds no other weight.
+        # A row lookup, even in a subclass (OPT's positions) without other weights.
         weights = [p for p in weights if p is not getattr(module, "weight", None)]
     return f"({kind.__name__}) does not call {_HOOK}" if weights else ""
 
 
 def _group_of(shape: _Shape, call: Callable[[Any], Any]) -> RowGroup | None:
-    """Return the numbers of rows of a product, measured once on a machine."""
+    """Return the row counts of a product, measured once per machine."""
     entry = cache_root() / "row-groups" / f"{_key_of(shape)}.json"
     known = _remembered(entry)
     if known is not None:
@@ -339,7 +339,7 @@ def _group_of(shape: _Shape, call: Callable[[Any], Any]) -> RowGroup | None:
 
 
 def _key_of(shape: _Shape) -> str:
-    """Return a digest of everything that the choice of a product's kernel depends on."""
+    """Return a digest of everything that the choice of a kernel depends on."""
     import os
 
     import torch
@@ -365,7 +365,7 @@ def _remembered(entry: Path) -> RowGroup | None:
 
 
 def _remember(entry: Path, group: RowGroup) -> None:
-    """Keep what was measured; a cache that cannot be written costs time only."""
+    """Cache the measurement; a cache that cannot be written only costs time."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         new = entry.with_suffix(".new")
@@ -376,9 +376,9 @@ def _remember(entry: Path, group: RowGroup) -> None:
 
 
 def _check_rows(model: Any, *, most: int, logits: int, until: float) -> list[tuple[KernelRow, int]]:
-    """Return what each distinct linear shape of the model shows as it is wrapped now.
+    """Check each distinct linear shape of the model as it is wrapped now.
 
-    A step computes logits for `logits` rows at most, one a sequence, and all else for `most`.
+    A step computes logits for at most `logits` rows, one per sequence, and all else for `most`.
     """
     dtype = _dtype_of(model)
     shapes: dict[_Shape, Any] = {}
@@ -398,7 +398,7 @@ def _check_rows(model: Any, *, most: int, logits: int, until: float) -> list[tup
 
 
 def _cut_attention(worker: Any) -> str:
-    """Let every builder see one request per query tile; return what stands in the way."""
+    """Wrap every builder to see one request per query tile; return what prevents it."""
     found = list(attention_builders(worker))
     if not found:
         return "the model has no attention that can be reached"
@@ -431,9 +431,9 @@ def _build(
     common_attn_metadata: Any,
     fast_build: bool = False,
 ) -> Any:
-    """Stand in for ``CPUAttentionMetadataBuilder.build``.
+    """Replace ``CPUAttentionMetadataBuilder.build``, with the same parameters.
 
-    vllm/v1/attention/backends/cpu_attn.py of vLLM 0.32; the same parameters.
+    vllm/v1/attention/backends/cpu_attn.py of vLLM 0.32.
     """
     if common_attn_metadata.causal is not True:
         raise InvarianceError("attention that is not causal is not covered by cpu-fixed-tiles")

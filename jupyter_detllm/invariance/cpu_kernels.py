@@ -1,14 +1,14 @@
-"""What in vLLM's CPU kernels depends on the batch, and how each is held to one result.
+"""Batch dependence of vLLM's CPU kernels, and how it is removed.
 
 Matrix products (``cpu_linear``, vllm/model_executor/layers/utils.py of vLLM 0.32): oneDNN and
-vLLM's own kernels choose their code by the number of rows, and some treat the last rows apart.
-Which numbers of rows give a row the same bits is measured for every shape of the loaded model;
-a product is then computed with such a number only, by padding with zeros or in pieces.
+vLLM's own kernels choose their code by the number of rows, and some treat the last rows
+specially. The row counts that give a row the same bits are measured for every shape of the
+loaded model; products are then computed only with such counts, by zero padding or in pieces.
 
 Attention (csrc/cpu/cpu_attn_impl.hpp): the scheduler divides a prompt's queries among threads
 by the KV length of the whole batch, and the size of a query tile decides the KV tiles over
 which softmax and PV are accumulated. A tile that fits one iteration of the kernel is never
-divided, so a prefill is handed over as one request per tile, cut at absolute positions.
+divided, so a prefill is passed as one request per tile, cut at absolute positions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WIDE = (
 )  # fmt: skip
 _STEPS = (1, 2, 4, 8, 16, 32, 64)
 _DISTINCT = 61
-"""Rows of a measurement; prime, so that each stands at every position of a block of rows."""
+"""Rows of a measurement; prime, so that each takes every position in a block of rows."""
 
 _OUTPUTS = 48_000
 """Outputs of the last row that are compared for few rows. After rounding to bfloat16 about one
@@ -53,12 +53,12 @@ _CALLS = ((8, 80), (_SMALL, 8), (_WIDE[-1], 3))
 """Up to how many rows: at most so many calls, each with other rows."""
 
 _MOST_WORK = 3e10
-"""Operations of the largest product that is measured; larger ones are computed in pieces."""
+"""Operations of the largest product that is measured; larger ones are split."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """The numbers of rows with which a product is computed: all give a row equal bits.
+    """Row counts for a product that all give a row equal bits.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class RowGroup:
     wide_step
         Above it, multiples of this.
     most
-        Most rows of one product; more are computed in pieces.
+        Maximum rows of one product; more are computed in pieces.
     """
 
     least: int = 1
@@ -79,13 +79,13 @@ class RowGroup:
     most: int = _WIDE[-1]
 
     def padded(self, count: int) -> int:
-        """Return the number of rows with which `count` <= `most` rows are computed."""
+        """Return the row count used to compute `count` <= `most` rows."""
         step = self.step if count <= self.narrow else self.wide_step
         return max(self.least, -(-count // step) * step)
 
 
 def in_group(linear: Linear, group: RowGroup) -> Linear:
-    """Return `linear` computed with the numbers of rows of `group` only.
+    """Return `linear`, computed only with the row counts of `group`.
 
     `linear` takes rows of shape (..., K), a weight and a bias, and returns (..., N).
     """
@@ -120,7 +120,7 @@ def in_group(linear: Linear, group: RowGroup) -> Linear:
 def measure_group(
     call: Callable[[Any], Any], width: int, columns: int, dtype: Any
 ) -> RowGroup | None:
-    """Find the numbers of rows for which `call` gives a row the same bits.
+    """Find the row counts for which `call` gives a row the same bits.
 
     Parameters
     ----------
@@ -134,8 +134,8 @@ def measure_group(
     Returns
     -------
     RowGroup or None
-        None where no group of useful size exists. The same machine, library and number of
-        threads give the same group: nothing depends on time.
+        None if there is no group of useful size. The same machine, library and number of
+        threads give the same group, independent of timing.
     """
     bits = _Bits(call, width, columns, dtype)
     narrow = {count: bits.of(count) for count in _NARROW}
@@ -154,7 +154,7 @@ def _last(counts: tuple[int, ...], group: RowGroup) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Bits:
-    """The results of a product for different numbers of rows, as digests."""
+    """The results of a product for different row counts, as digests."""
 
     call: Callable[[Any], Any]
     width: int
@@ -162,7 +162,7 @@ class _Bits:
     dtype: Any
 
     def of(self, count: int) -> bytes | None:
-        """Return a digest of every distinct row's result; None where they depend on place."""
+        """Return a digest of every distinct row's result; None if they depend on position."""
         import torch
 
         rows = distinct_rows(_DISTINCT, self.width, self.dtype)
@@ -181,7 +181,7 @@ class _Bits:
         return _digest(torch.stack(found))
 
     def _starts(self, count: int) -> Iterator[int]:
-        """Return where the rows of each call begin: all rows occur, at several places."""
+        """Return the start of the rows of each call: every row occurs at several positions."""
         most = next(calls for top, calls in _CALLS if count <= top)
         calls = max(-(-_DISTINCT // count), min(most, -(-_OUTPUTS // self.columns)), 3)
         step = count if count < _DISTINCT else 17
@@ -196,9 +196,9 @@ def _digest(tensor: Any) -> bytes:
 
 
 def _narrow_group(bits: dict[int, bytes | None]) -> RowGroup | None:
-    """Return the finest rule by which few rows give equal results, over as many as hold.
+    """Return the finest rule under which few rows give equal results.
 
-    Rather fewer rows in a product than more than eight that are made up.
+    A product of fewer rows is preferred over more than eight rows of padding.
     """
     for padding, top in itertools.product((8, 32), (_SMALL, 32, 16)):
         for step in (number for number in _STEPS if number <= padding):
@@ -211,7 +211,7 @@ def _narrow_group(bits: dict[int, bytes | None]) -> RowGroup | None:
 
 
 def _widened(group: RowGroup, wide: dict[int, bool]) -> RowGroup:
-    """Return `group` with as many rows above its narrow ones as hold."""
+    """Return `group`, extended to as many rows as give equal results."""
     if group.narrow < _SMALL:
         return group
     for most in sorted((n for n in wide if n & (n - 1) == 0), reverse=True):
@@ -232,8 +232,8 @@ csrc/cpu/cpu_attn_vec.hpp, cpu_attn_vec16.hpp and cpu_attn_amx.hpp."""
 def tile_tokens(isa: str, heads: int, kv_heads: int) -> int:
     """Return how many query tokens fit one iteration of the kernel `isa`.
 
-    The query heads of a KV head share a tile where their number divides its rows, otherwise
-    each head has tiles of its own.
+    The query heads of a KV head share a tile if their number divides its rows; otherwise each
+    head has separate tiles.
     """
     rows, group = TILE_ROWS[isa], heads // kv_heads
     return rows // group if rows % group == 0 else rows

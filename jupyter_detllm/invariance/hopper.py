@@ -41,7 +41,7 @@ _MODE = "FULL_AND_PIECEWISE"
 _SIZES = "cudagraph_capture_sizes"
 _PASSES = "pass_config"
 _FUSED = ("fuse_allreduce_rms", "enable_sp", "fuse_gemm_comms")
-"""What vLLM does to sums over ranks from some number of tokens on, or below one."""
+"""vLLM's optimisations of sums over ranks that depend on the number of tokens."""
 _KV_TYPES = ("auto", "bfloat16", "float16")
 _EXTRA = "additional_config"
 _VLLM_DECIDES = ("enable_prefix_caching", "async_scheduling")
@@ -151,7 +151,7 @@ class HopperOneKernel(Method):
         )
 
     def install(self, llm: Any) -> None:
-        """Make sure that the engine, in each of its ranks, is what was asked for."""
+        """Check that the engine is as requested in each rank."""
         config = llm.llm_engine.vllm_config
         if why := self.uncovered(config.model_config):
             raise InvarianceError(f"{self.name}: {why}")
@@ -170,7 +170,7 @@ class HopperOneKernel(Method):
     def check_kernels(
         self, llm: Any, *, tokens: int, sequences: int, step_tokens: int, seconds: float
     ) -> KernelCheck:
-        """Try every attention and every layer shape, in each rank."""
+        """Check every attention and every layer shape, in each rank."""
         began = time.monotonic()
         until = began + 0.7 * seconds
         found: dict[str, list[tuple[KernelRow, int]]] = {"attention": [], "linear": []}
@@ -194,7 +194,7 @@ def _check_rank(
     seconds: float,
     min_rows: int,
 ) -> dict[str, list[tuple[KernelRow, int]]]:
-    """Return what the kernels of one rank show; its clock may not be ours."""
+    """Check the kernels of one rank, whose clock may differ from this process's."""
     import torch
 
     until = min(until, time.monotonic() + 0.7 * seconds)
@@ -210,7 +210,7 @@ def _check_rank(
 def _check_rows(
     model: Any, dtype: Any, most: int, logits: int, until: float, min_rows: int
 ) -> list[tuple[KernelRow, int]]:
-    """Return what each distinct linear shape of the model shows.
+    """Check each distinct linear shape of the model.
 
     A step computes logits for `logits` rows at most, one a sequence, and all else for `most`,
     padded to `min_rows`.
@@ -304,14 +304,14 @@ def _fused(compilation: Any) -> bool:
 
 
 class VLLMFlag(Method):
-    """vLLM's own flag, with the attention backend that held every composition."""
+    """vLLM's own flag, with the attention backend that passed every composition."""
 
     name = "vllm-flag"
     changes = "VLLM_BATCH_INVARIANT=1: vLLM replaces kernels; attention_backend TRITON_ATTN"
     live = False
 
     def refusal(self, host: Host) -> str:
-        """Return why not; "" on GPUs that vLLM's flag supports."""
+        """Return why it does not apply; "" on GPUs that vLLM's flag supports."""
         if host.platform is not Platform.CUDA:
             return "it is for GPUs"
         lowest = min(host.capability.split(", "), key=_number)
@@ -324,12 +324,12 @@ class VLLMFlag(Method):
         return {"VLLM_BATCH_INVARIANT": "1"}
 
     def arguments(self, chosen: Mapping[str, object]) -> dict[str, object]:
-        """Return the backend; the user's own choice is left to the self-test."""
+        """Return the backend, unless the user chose one; the self-test decides."""
         return {"attention_backend": chosen.get("attention_backend") or "TRITON_ATTN"}
 
     @contextlib.contextmanager
     def before_start(self) -> Iterator[None]:
-        """Make sure that vLLM was told in time."""
+        """Check that the flag was set in time."""
         from vllm import envs
 
         if not envs.VLLM_BATCH_INVARIANT:
@@ -340,7 +340,7 @@ class VLLMFlag(Method):
         yield
 
     def install(self, llm: Any) -> None:
-        """Make sure that vLLM was told in every rank."""
+        """Check that the flag was set in every rank."""
         every_rank(self.name, llm, flag_missing)
 
 
@@ -352,16 +352,16 @@ def _number(capability: str) -> float:
 
 
 def every_rank(method: str, llm: Any, missing: Callable[[Any], str]) -> None:
-    """Ask every rank what of `method` it lacks.
+    """Ask every rank which part of `method` is missing.
 
     Raises
     ------
     InvarianceError
-        Naming the ranks that lack something, or when there is none to ask.
+        If a rank lacks something (named in the error), or there is no rank to ask.
     """
     answers = ask_ranks(llm, missing)
     if not answers:
-        raise InvarianceError(f"{method}: the engine is a process of its own and cannot be asked")
+        raise InvarianceError(f"{method}: the engine runs in its own process and cannot be queried")
     lacking = [f"rank {rank}: {why}" for rank, why in enumerate(answers) if why]
     if lacking:
         raise InvarianceError(
@@ -371,14 +371,14 @@ def every_rank(method: str, llm: Any, missing: Callable[[Any], str]) -> None:
 
 
 def patch_missing(worker: Any) -> str:
-    """Return what of the Hopper method this process lacks; "" where it is in force."""
+    """Return which part of the Hopper method is missing in this process; "" if none is."""
     from jupyter_detllm.invariance._hopper_patch import lacking
 
     return lacking()
 
 
 def flag_missing(worker: Any) -> str:
-    """Return "" where vLLM's own flag is in force in this process."""
+    """Return "" if vLLM's own flag is active in this process."""
     from vllm import envs
 
     return "" if envs.VLLM_BATCH_INVARIANT else "VLLM_BATCH_INVARIANT was not set"

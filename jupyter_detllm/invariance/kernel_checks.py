@@ -1,6 +1,6 @@
 """The self-test's kernel-level part: products and attention of a live engine, alone and batched.
 
-Device-agnostic: whatever a method changes, these call what the engine calls.
+It is device-agnostic: it calls what the engine calls, whatever a method has changed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _DISTINCT = 61
 
 _COUNTS = (2, 3, 4, 5, 7, 8, 9, 13, 17, 30, 33, 63, 65, 100, 127, 201, 257, 511, 640, 1025, 1537)
 _FEW = 65
-"""Up to so many rows the time does not matter."""
+"""Up to this number of rows the time does not matter."""
 
 _LENGTHS = (1, 9, 70, 333, 700, 1150, 1600, 2500, 4096, 8192, 16384, 32768)
 _SHORT = 1000
-"""Up to so many tokens the time does not matter, nor does it say much about longer ones."""
+"""Up to this many tokens the time does not matter, and says little about longer ones."""
 _CHUNK = 61
-"""Tokens of a chunk: no multiple of a tile, so that chunks begin inside of tiles."""
+"""Tokens per chunk: not a multiple of a tile, so that chunks begin inside tiles."""
 
 
 def distinct_rows(count: int, width: int, dtype: Any, device: Any = "cpu", *, seed: int = 2) -> Any:
@@ -66,14 +66,14 @@ def check_linear(
     dtype, device
         torch's, of the rows.
     most
-        Largest number of rows to try.
+        Maximum number of rows to try.
     until
         When to stop, on `time.monotonic`'s clock.
 
     Returns
     -------
     KernelRow and int
-        What was shown, and the largest number of rows that was tried.
+        The result, and the largest number of rows that was tried.
     """
     import torch
 
@@ -88,7 +88,7 @@ def check_linear(
         same = (call(rows[index]) == alone[index]).all(dim=-1)
         compared, equal, reached = compared + count, equal + int(same.sum()), count
         if not first and not same.all():
-            first = f"row {int((~same).nonzero()[0])} of {count}: other bits than alone"
+            first = f"row {int((~same).nonzero()[0])} of {count}: different bits than alone"
     return KernelRow(name, compared, equal, first), reached
 
 
@@ -116,20 +116,20 @@ def check_attention(
     Parameters
     ----------
     sequences_of
-        Makes sequences and returns attention over them, as the engine computes it.
+        Creates sequences and returns attention over them, as the engine computes it.
     name
         For the result.
     tokens
         Longest sequence to try.
     sequences
-        Most requests of one step.
+        Maximum requests in one step.
     until
-        When to stop, on `time.monotonic`'s clock; a length is not begun that would end later.
+        When to stop, on `time.monotonic`'s clock; a length that would end later is skipped.
 
     Returns
     -------
     KernelRow and int
-        What was shown, and the longest sequence for which all of it was tried.
+        The result, and the longest sequence for which everything was tried.
     """
     compared = equal = reached = 0
     first, before, took = "", 0, 0.0
@@ -141,13 +141,13 @@ def check_attention(
             compared, equal = compared + len(same), equal + int(same.sum())
             if not first and not same.all():
                 row = int((~same).nonzero()[0])
-                first = f"{length} tokens, {what}: row {row} has other bits"
+                first = f"{length} tokens, {what}: row {row} has different bits"
         before, took, reached = length, time.monotonic() - began, length
     return KernelRow(name, compared, equal, first), reached
 
 
 def _compared(sequences_of: SequencesOf, length: int, sequences: int) -> Iterator[tuple[str, Any]]:
-    """Yield for every way to compute a prompt of `length` which rows are equal."""
+    """Yield, for each way of computing a prompt of `length`, which rows are equal."""
     import torch
 
     neighbours = (length // 3 + 5, 40, length // 2 + 77)
@@ -186,7 +186,7 @@ def attention_builders(worker: Any) -> Iterator[tuple[Any, Any]]:
 def check_attentions(
     worker: Any, *, tokens: int, sequences: int, until: float
 ) -> list[tuple[KernelRow, int]]:
-    """Return what each distinct attention of the model shows with the builders as they are."""
+    """Check each distinct attention of the model with the builders as they are."""
     layers = worker_of(worker).vllm_config.compilation_config.static_forward_context
     kinds: dict[str, tuple[Any, Any]] = {}
     for group, builder in attention_builders(worker):
@@ -215,7 +215,7 @@ def _kind(impl: Any) -> str:
 
 
 def _sequences(builder: Any, layer: Any, lengths: Sequence[int]) -> Attend:
-    """Return attention over sequences of random keys, values and queries in a cache of its own.
+    """Return attention over random keys, values and queries in a separate cache.
 
     Parameters
     ----------
@@ -252,13 +252,13 @@ def _cache_of(layer: Any) -> Any:
 
 
 def _dtype_of(layer: Any) -> Any:
-    """Return the dtype of queries, keys and values; that of the cache where it is not packed."""
+    """Return the dtype of queries, keys and values: the cache's, unless it is packed."""
     cache = _cache_of(layer).dtype
     return cache if cache.is_floating_point else getattr(layer, "dtype", cache)
 
 
 def _empty_cache(cache: Any, blocks: int) -> Any:
-    """Return zeros of as many KV blocks, in the memory layout of the engine's `cache`.
+    """Return zeroed KV blocks in the memory layout of the engine's `cache`.
 
     The block is the first dimension, as in every attention backend of vLLM 0.25 to 0.33.
     """

@@ -1,3 +1,3 @@
-"""The kernel side: magics, the shared engine and what a cell leaves in the notebook."""
+"""The kernel side: magics, the shared engine, and stamps in outputs."""
 
 __all__: list[str] = []

@@ -1,8 +1,8 @@
-"""A magic's line to arguments: what `%detllm` and `%%detgen` understand, and their help.
+"""Parsers for the lines of `%detllm` and `%%detgen`, and their help.
 
-Quotes are as in a shell, and every mistake is one line with a hint. The verbs of `%detllm`
-are in `kernel.commands`; of the line of `use` our own options are taken out and the engine's
-passed on.
+Quoting is as in a shell, and every mistake is one line with a hint. The verbs of `%detllm` are
+in `kernel.commands`; `use` takes its own options from the line and passes on those of the
+engine.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def _plain_dash(token: str) -> str:
     if found is None:
         return token
     raise UsageError(
-        f"{token!r:.60} begins with another dash than a keyboard's",
+        f"{token!r:.60} begins with a dash that is not a hyphen",
         fix=f"--{token[found.end() :]}",
     )
 
 
 def asks_for_help(tokens: Sequence[str]) -> bool:
-    """Tell whether a line asks for help as on a command line, first or last."""
+    """Return whether a line asks for help as on a command line, first or last."""
     return bool(tokens) and bool({tokens[0], tokens[-1]} & {"-h", "--help"})
 
 
@@ -112,7 +112,7 @@ def identifier(text: str) -> str:
 class ArgumentParser(MagicArgumentParser):
     """A magic's parser whose mistakes are `UsageError` with the nearest option.
 
-    Abbreviated options are refused: a later option could change what they mean.
+    Abbreviated options are refused, since a later option could change their meaning.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class ArgumentParser(MagicArgumentParser):
         self.color = False  # Python 3.14 would colour what a notebook shows
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found wrong, on one line."""
+        """Raise argparse's error on one line."""
         found = _ARGUMENT.match(message)
         if found:
             message = f"{found.group(1)}: {found.group(2)}"
@@ -181,7 +181,7 @@ class ArgumentParser(MagicArgumentParser):
         return arguments
 
     def _is_unknown_option(self, token: str) -> bool:
-        """Tell whether argparse would take a token's value for something else."""
+        """Return whether argparse would misinterpret a token's value."""
         name = token.split("=", 1)[0]
         if not _OPTION_NAME.fullmatch(name) or name in self._option_string_actions:
             return False
@@ -370,7 +370,7 @@ def _add_prompt_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--system", metavar="TEXT", help="system message before each prompt")
     add("--no-split", action="store_true", help="one prompt: lines of --- are part of it")
-    add("--fill", action="store_true", help="put variables in for {name}; {{name}} stays {name}")
+    add("--fill", action="store_true", help="fill in variables for {name}; {{name}} stays {name}")
 
 
 def _add_sampling_options(parser: ArgumentParser) -> None:
@@ -418,13 +418,13 @@ def _add_cache(parser: ArgumentParser) -> None:
     add(
         "--cache",
         action=argparse.BooleanOptionalAction,
-        help="take an equal request's result out of the cache; it verifies nothing",
+        help="answer equal requests from the cache; this verifies nothing",
     )
     add(
         "--verify-sample",
         type=number,
         metavar="P",
-        help="with --cache: share of cached results generated again and compared, 0 to 1",
+        help="with --cache: share of cached results to generate again and compare, 0 to 1",
     )
 
 
@@ -433,9 +433,9 @@ def _add_expectation(parser: ArgumentParser) -> None:
     add(
         "--expect",
         metavar="PATTERN",
-        help="regular expression to be found in each text; @FILE.json or @VAR: a JSON schema",
+        help="regular expression that each text must match; @FILE.json or @VAR: a JSON schema",
     )
-    add("--tries", type=int, metavar="N", help="generate again what is not as expected (default 1)")
+    add("--tries", type=int, metavar="N", help="tries for a text that does not match (default 1)")
     add(
         "--unmet",
         choices=("error", "warn"),

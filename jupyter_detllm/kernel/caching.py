@@ -71,7 +71,7 @@ def through_cache(
 
 
 def _count(report: CacheReport) -> None:
-    """Tell `%detllm metrics` what the cache did."""
+    """Count the cache's work for `%detllm metrics`."""
     from jupyter_detllm.metering.measures import Event, count
 
     missed = len(report.mismatches)

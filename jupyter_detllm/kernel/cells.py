@@ -1,7 +1,7 @@
-"""The IPython shell this process runs in, and which of its cells runs.
+"""The IPython shell of this process, and its running cell.
 
-IPython's cell events are followed from `%load_ext` on. IPython runs cells inside cells
-(`%%capture`, `%run`, Output widgets). What a cell generated belongs to the outermost one.
+IPython's cell events are tracked from `%load_ext` on. IPython runs cells inside cells
+(`%%capture`, `%run`, Output widgets). Generations belong to the outermost cell.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "sent_metadata",
 ]
 
-#: Where jupyter_server and VS Code tell a kernel which file it belongs to.
+#: Variables in which jupyter_server and VS Code pass a kernel its notebook's path.
 SESSION_VARIABLE = "JPY_SESSION_NAME"
 _VSCODE_NAME = "__vsc_ipynb_file__"
 
@@ -47,16 +47,16 @@ def notebook_of(shell: Any, given: str | None, fix: str) -> Path:
     Raises
     ------
     UsageError
-        When the front end does not tell.
+        If the front end does not report it.
     """
     if given is not None:
         return Path(given).expanduser()
-    told = (os.environ.get(SESSION_VARIABLE), shell.user_ns.get(_VSCODE_NAME))
-    for name in told:
+    reported = (os.environ.get(SESSION_VARIABLE), shell.user_ns.get(_VSCODE_NAME))
+    for name in reported:
         if isinstance(name, str) and name.endswith(".ipynb") and Path(name).is_file():
             return Path(name)
     raise UsageError(
-        "the front end does not tell which file this notebook is", expected="its name", fix=fix
+        "the front end does not report which file this notebook is", expected="its name", fix=fix
     )
 
 

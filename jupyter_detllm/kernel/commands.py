@@ -1,12 +1,11 @@
-"""What `%detllm` and `%%detgen` do, once their line is parsed.
+"""The commands of `%detllm` and `%%detgen`, after their line is parsed.
 
-A tab that is closed while cells run loses their outputs. `%detllm stamps` sends what the
-ledger holds beside its list, as transient content of the display, which no front end saves.
-The lab extension puts it into the cells that have no stamp; others ignore it.
+A tab that is closed while cells run loses their outputs. `%detllm stamps` sends the stored
+outputs with its list, as transient content of the display, which no front end saves. The
+JupyterLab extension puts them into the cells that have no stamp; other front ends ignore them.
 
-Nothing of what a cell cost goes into a stamp or into an output that a re-run would compare:
-thresholds that are crossed are named in the volatile metadata, in the panel, and where they
-are asked for.
+Metrics never go into a stamp or into an output that a re-run would compare: crossed thresholds
+are reported in the volatile metadata, in the panel, and on request.
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ class MagicCommands:
     def bisect(self, arguments: Namespace) -> None:
         """Run `%detllm bisect`: nothing of this kernel's engine is used or changed."""
         slot = Slot(self.shell, live=self.config.show_progress)
-        with slot.settled("bisect: nothing was found out"):
+        with slot.settled("bisect: no result"):
             text = bisect_saved(self.shell, arguments, slot.line)
         slot.finish(text.rstrip("\n"))
 
@@ -193,7 +192,7 @@ class MagicCommands:
     def probe(self, arguments: Namespace) -> None:
         """Run `%detllm probe`: the self-test on the running engine."""
         slot = Slot(self.shell, live=self.config.show_progress)
-        with slot.settled("probe: nothing was found out"):
+        with slot.settled("probe: no result"):
             text = probe_running(self.session, slot.line, short=arguments.short)
         slot.finish(text)
 
@@ -289,8 +288,8 @@ class MagicCommands:
 _Add: TypeAlias = Callable[[ArgumentParser], object]
 
 
-def _arg(name: str, **told: Any) -> _Add:
-    return lambda parser: parser.add_argument(name, **told)
+def _arg(name: str, **reported: Any) -> _Add:
+    return lambda parser: parser.add_argument(name, **reported)
 
 
 def _threshold(name: str, unit: str, text: str) -> _Add:
@@ -341,7 +340,7 @@ VERBS: Mapping[str, Verb] = {
         MagicCommands.use,
         "Start the kernel's one engine. The options of %detllm are understood too; any other\n"
         "goes to the engine as vLLM spells it: --max-model-len 4096 or max_model_len=4096.\n"
-        "--lora FOLDER loads a LoRA adapter, whose digest is recorded beside the model's.",
+        "--lora FOLDER loads a LoRA adapter, whose digest is recorded with the model's.",
         "MODEL [options] [engine options]",
         _arg(
             "model",
@@ -355,8 +354,8 @@ VERBS: Mapping[str, Verb] = {
     ),
     "show": Verb(
         MagicCommands.show,
-        "A panel: the fingerprint by group, late controls, self-test, stamped cells. Without\n"
-        "widgets (--static, a terminal) the same as text and HTML, for notebooks to be kept.",
+        "Show a panel: the fingerprint by group, late controls, self-test, stamped cells.\n"
+        "Without widgets (--static, a terminal) it is text and HTML, for notebooks to keep.",
         "[--static]",
         _arg("--static", action="store_true", help="never make a widget"),
     ),
@@ -380,20 +379,22 @@ VERBS: Mapping[str, Verb] = {
         ),
         _arg("--forget", metavar="NAME", help="free the name of a cell that was deleted"),
     ),
-    "release": Verb(
-        MagicCommands.release, "Shut the engine down; say what was freed and what was not."
-    ),
+    "release": Verb(MagicCommands.release, "Shut down the engine; report what was freed."),
     "bisect": Verb(
         MagicCommands.bisect,
         "Send a saved cell's recorded requests again, with one setting changed at a time,\n"
-        "in processes of their own; name the change that makes its difference vanish.",
+        "each in its own process; name the change that makes the difference disappear.",
         "[NAME] [options]",
         _arg("name", nargs="?", metavar="NAME", help="name or number of the cell that differs"),
         _arg("--notebook", metavar="FILE", help=_FILE),
         _policy,
-        _arg("--model", metavar="MODEL", help="what to load, where it is not demo"),
+        _arg("--model", metavar="MODEL", help="the model to load, if not demo"),
         _arg("--only", metavar="LIST", default="", help="only these settings, comma-separated"),
-        _arg("--all", action="store_true", help="go on after the first that makes it vanish"),
+        _arg(
+            "--all",
+            action="store_true",
+            help="continue after the first one that makes it disappear",
+        ),
     ),
     "probe": Verb(
         MagicCommands.probe,
@@ -408,9 +409,9 @@ VERBS: Mapping[str, Verb] = {
     "metrics": Verb(
         MagicCommands.metrics,
         "Tokens/s, latency, KV cache, memory and cache hits of this kernel and its cells.\n"
-        "True of this run only. A threshold that is set stays set; 0 takes it away.",
+        "They describe this run only. A threshold stays set; 0 removes it.",
         "[options]",
-        _threshold("--min-tokens-per-second", "N", "warn below so many tokens/s"),
+        _threshold("--min-tokens-per-second", "N", "warn below this many tokens/s"),
         _threshold("--max-p99-ms", "MS", "warn when p99 per request takes longer"),
         _threshold("--max-token-p99-ms", "MS", "the same from token to token"),
         _threshold("--max-memory", "SHARE", "warn above this share, 0.9 is 90 %%"),
@@ -455,9 +456,9 @@ def detllm_help() -> str:
 
 
 def show_panel(shell: Any, session: Session, *, static: bool) -> None:
-    """Show the panel: text and HTML, and a widget beside them unless `static`.
+    """Show the panel: text and HTML, and a widget too unless `static`.
 
-    A terminal has no widgets, nor has an environment without anywidget.
+    There is no widget in a terminal, or without anywidget.
     """
     from jupyter_detllm.kernel.panel import content_of, panel_html, panel_text
 
@@ -517,7 +518,7 @@ _MOST_LEDGER_BYTES = 2_000_000
 
 
 def ledger_content(entries: Iterable[StampRecord]) -> tuple[dict[str, Any], list[StampRecord]]:
-    """Return what goes beside the list, and the entries for which there was no room.
+    """Return the content sent with the list, and the entries that did not fit.
 
     The latest cells come first; a cell without an id cannot be found again.
     """
@@ -544,7 +545,7 @@ def show_stamps(shell: Any, ledger: Ledger) -> None:
         transient[LEDGER_KEY], left_out = ledger_content(ledger.entries())
         if left_out:
             names = ", ".join(e.label for e in reversed(left_out))
-            text += f"\ntoo large to be put back: {names}; %detllm stamps --emit NAME shows one"
+            text += f"\ntoo large to restore: {names}; %detllm stamps --emit NAME shows one"
     data = {"text/plain": text}
     shell.display_pub.publish(data=data, metadata={}, transient=transient)
 

@@ -41,7 +41,7 @@ def candidates(text: str, *, first_line: bool, names: Iterable[str] = ()) -> lis
     Returns
     -------
     list of str or None
-        Whole words; None where the line belongs to no magic of ours.
+        Whole words; None if the line belongs to another magic.
     """
     found = _CELL.match(text) if first_line else None
     if found:
@@ -98,7 +98,7 @@ def _values(parser: ArgumentParser, words: list[str], names: Iterable[str]) -> l
 
 
 def _models(_names: Iterable[str] = ()) -> list[str]:
-    """Return the models known here: demo, fake, folders beside the notebook, the hub's cache."""
+    """Return the known models: demo, fake, folders next to the notebook, the hub's cache."""
     from jupyter_detllm.models import DEMO_NAME
     from jupyter_detllm.models.resolve import cached_models
 
@@ -118,7 +118,7 @@ def _entries() -> list[Path]:
 
 
 def _engine_options(model: str) -> list[str]:
-    """Return the engine's options: all of vLLM's once it is loaded, before that the usual."""
+    """Return engine options: the common ones, or all once vLLM is loaded."""
     from jupyter_detllm.engines.fake.model import ENGINE_DEFAULTS
     from jupyter_detllm.models.adapter import ADAPTER_OPTION
 
@@ -162,7 +162,7 @@ def complete(context: Any, names: Iterable[str]) -> Any:
     return {
         "completions": [SimpleCompletion(text=word, type="magic") for word in words],
         "matched_fragment": fragment,
-        # Nothing of Python's namespace belongs on a magic's line.
+        # Python names do not belong on a magic's line.
         "suppress": bool(words),
         "ordered": True,
     }

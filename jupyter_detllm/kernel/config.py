@@ -25,7 +25,7 @@ class DetLLM(Configurable):
         help="Guarantee level of the first `%detllm`.",
     ).tag(config=True)
     model = Unicode(
-        "", help="Model that the first `%%detgen` starts when no `%detllm use` came before."
+        "", help="Model that the first `%%detgen` starts without a `%detllm use` before it."
     ).tag(config=True)
     temperature = Float(None, allow_none=True, help="None: the model's own default.").tag(
         config=True
@@ -36,26 +36,28 @@ class DetLLM(Configurable):
     store_prompt = Bool(True, help="Keep prompts in stamps; otherwise only digests.").tag(
         config=True
     )
-    cache = Bool(False, help="Answer `%%detgen` out of the result cache, as `--cache` does.").tag(
+    cache = Bool(False, help="Answer `%%detgen` from the result cache, as `--cache` does.").tag(
         config=True
     )
     verify_sample = Float(
         0.0, min=0.0, max=1.0, help="Share of cached results generated again and compared."
     ).tag(config=True)
     cache_bytes = Int(
-        256 * 1024 * 1024, min=0, help="Most bytes of results kept; the longest unused go first."
+        256 * 1024 * 1024,
+        min=0,
+        help="Maximum bytes of results; the least recently used are evicted first.",
     ).tag(config=True)
     min_tokens_per_second = Float(
-        None, allow_none=True, min=0.0, help="`%detllm metrics` warns below so many tokens/s."
+        None, allow_none=True, min=0.0, help="Warn below this many tokens/s."
     ).tag(config=True)
     max_p99_ms = Float(
-        None, allow_none=True, min=0.0, help="It warns when p99 per request takes more ms."
+        None, allow_none=True, min=0.0, help="Warn if p99 per request exceeds this many ms."
     ).tag(config=True)
     max_token_p99_ms = Float(
-        None, allow_none=True, min=0.0, help="It warns when p99 from token to token takes more ms."
+        None, allow_none=True, min=0.0, help="Warn if p99 between tokens exceeds this many ms."
     ).tag(config=True)
     max_memory = Float(
-        None, allow_none=True, min=0.0, max=1.0, help="It warns above this share of memory."
+        None, allow_none=True, min=0.0, max=1.0, help="Warn above this share of memory."
     ).tag(config=True)
     show_progress = Bool(True, help="Show one line that updates while the engine works.").tag(
         config=True

@@ -1,7 +1,7 @@
-"""Everything a cell shows. Nothing else of the package displays.
+"""All display output of a cell; no other module displays.
 
-What is saved never depends on how long something took: a line that updates is a
-display whose last state is the text that stays (`Slot`).
+Saved output never depends on timing: a line that updates is a display whose last state is the
+final text (`Slot`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def show_text(shell: Any, text: str, markup: str = "") -> None:
 def show_bundle(
     shell: Any, text: str, markup: str, data: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> None:
-    """Show text and markup as `show_text` does, and beside them other forms of the same."""
+    """Show text and markup as `show_text` does, together with other formats."""
     bundle = {**_bundle(text, markup), **data}
     shell.display_pub.publish(data=bundle, metadata=dict(metadata))
 
@@ -64,7 +64,7 @@ def _bundle(text: str, markup: str) -> dict[str, str]:
 
 
 def stamp_line(stamp: Stamp) -> str:
-    """Return the line that stands for a stamp: identical for identical content."""
+    """Return the line for a stamp: identical for identical content."""
     generations = stamp.generations
     tokens = sum(len(g.token_ids) for g in generations)
     reasons = [g.finish_reason for g in generations]
@@ -87,7 +87,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def show_stamp(shell: Any, record: StampRecord) -> None:
-    """Put a stamp into the output: a line that opens, the rest in the output's metadata."""
+    """Put a stamp into the output: a line that expands, the rest in the output's metadata."""
     data, metadata = _stamp_display(record)
     shell.display_pub.publish(data=data, metadata=metadata)
 
@@ -116,7 +116,7 @@ def _stamp_display(record: StampRecord) -> Display:
 
 
 def is_watched(shell: Any) -> bool:
-    """Tell whether a front end with cells sent the request; headless runners send no id.
+    """Return whether a front end with cells sent the request; headless runners send no id.
 
     nbval drops updates of displays, so that only a text shown at once is seen there.
     """
@@ -201,7 +201,7 @@ def _is_terminal(shell: Any) -> bool:
 
 
 def _updates(shell: Any) -> bool:
-    """Tell whether a display of this cell can be updated."""
+    """Return whether a display of this cell can be updated."""
     if not hasattr(shell, "kernel"):
         return False
     captured = type(shell.display_pub).__name__ == "CapturingDisplayPublisher"
@@ -209,7 +209,7 @@ def _updates(shell: Any) -> bool:
 
 
 def _inside_output_widget() -> bool:
-    """Tell whether an Output widget takes this cell's output: it drops updates."""
+    """Return whether an Output widget takes this cell's output: it drops updates."""
     module = sys.modules.get("ipywidgets.widgets.widget_output")
     if module is None:
         return False

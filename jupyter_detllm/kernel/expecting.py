@@ -27,7 +27,7 @@ __all__ = ["Expect", "OnMismatch", "generate_expected"]
 
 
 class OnMismatch(StrEnum):
-    """What becomes of a cell whose texts are not as expected after the last try."""
+    """What happens if texts are not as expected after the last try."""
 
     ERROR = "error"
     WARN = "warn"
@@ -101,7 +101,7 @@ def generate_expected(
     if fixed and expect.tries > 1:
         what += "; another try would give the same text"
     way = "--temperature 0.8" if fixed else "more --tries"
-    return shown, ExpectationError(what, fix=f"{way}, or --unmet warn to go on")
+    return shown, ExpectationError(what, fix=f"{way}, or --unmet warn to continue")
 
 
 def _tries(

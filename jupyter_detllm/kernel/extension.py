@@ -1,7 +1,7 @@
 """`%load_ext jupyter_detllm` and its reverse, and the magics, which only delegate.
 
-Everything that is not needed to register names is imported on their first use: this
-is within 15 ms of an extension that does nothing.
+Everything that is not needed to register names is imported on first use, so that loading takes
+at most 15 ms longer than an empty extension.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Take back what `load` registered; a running engine goes on until it is released."""
+    """Undo `load`; a running engine continues until it is released."""
     loaded = _loaded.pop(id(shell), None)
     if loaded is None:
         return
@@ -143,7 +143,7 @@ def unload(shell: Any) -> None:
 
 
 def _matcher() -> Callable[[Any], Any]:
-    """Return a matcher that costs nothing on lines without a magic of ours."""
+    """Return a matcher that costs nothing on lines without this package's magics."""
 
     def detllm_matcher(context: Any) -> Any:
         line = context.line_with_cursor

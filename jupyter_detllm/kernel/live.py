@@ -1,4 +1,4 @@
-"""A fresh generation compared with the reference that the front end sent with its cell.
+"""Compares a fresh generation with the reference that the front end sent with its cell.
 
 JupyterLab and Notebook 7 send a cell's own metadata with the execute request. It is
 untrusted, and it is all that the kernel sees of the notebook.
@@ -60,7 +60,7 @@ class LiveResult:
         return comparison.first if comparison is not None else None
 
     def to_run(self) -> dict[str, Json]:
-        """Return what goes beside the stamp, bounded in size."""
+        """Return the data stored next to the stamp, limited in size."""
         out: dict[str, Json] = {"verdict": self.verdict.value}
         if self.verdict is not Verdict.UNSTAMPED:
             out["comparison"] = self._comparison()

@@ -85,8 +85,8 @@ class Settings:
     dtype
         Engine option `dtype`; "" leaves it to the model.
     level_asked
-        Whether the user named the level: it is then had, or refused; without that
-        `repeatable` will do where batch invariance is not proven.
+        Whether the user named the level, which is then provided or refused; otherwise
+        `repeatable` is acceptable if batch invariance is not proven.
     """
 
     seed: int = DEFAULT_SEED
@@ -102,7 +102,7 @@ class Settings:
     def initial(cls) -> Settings:
         """Return the settings of a session that names none.
 
-        A kernelspec of ours may name them; a rerun's level comes before its level.
+        A kernelspec of this package may name them; a rerun's level takes precedence.
 
         Raises
         ------
@@ -226,7 +226,7 @@ class EngineHolder:
         UsageError
             When an engine runs that was started with other settings.
         ControlError
-            For a level that cannot be had.
+            For a level that is not available.
         """
         if self.engine is not None and self.settings is not None:
             self._refuse_changes(self.settings.differences(settings))
@@ -276,7 +276,7 @@ class EngineHolder:
             When it cannot be started.
         """
         if self.engine is None and self.notice and not settings.level_asked:
-            # What another engine could not prove this one may.
+            # This engine may prove what another could not.
             settings = replace(settings, level=DEFAULT_LEVEL)
         optional = settings.level is DEFAULT_LEVEL and not settings.level_asked
         spec = EngineSpec(
@@ -284,7 +284,7 @@ class EngineHolder:
             settings.level,
             {**settings.engine_options(), **options},
             settings.seed,
-            sequential=not optional,  # seven times slower is nobody's default
+            sequential=not optional,  # seven times slower is never the default
             fallback=fallback_level(model) if optional else None,
         )
         if self.engine is not None and self.spec is not None and self.settings is not None:
@@ -347,7 +347,7 @@ class EngineHolder:
                 fix=f"%detllm use {spec.model}",
             ) from None
         self.engine, self.spec = engine, replace(spec, level=engine.spec.level)
-        # Again, now that the engine tells what is in force, and at which level.
+        # Again, since the engine now determines what is in effect, and at which level.
         self._apply(replace(settings, level=engine.spec.level), name, spec)
 
     def _refuse_changes(self, differences: list[str]) -> None:
@@ -385,9 +385,7 @@ class EngineHolder:
     def exclusive(self) -> Iterator[None]:
         """Hold the engine for one call; raise `EngineError` when another has it."""
         if not self._busy.acquire(blocking=False):
-            raise EngineError(
-                "the engine is already at work in another thread", fix="one call at a time"
-            )
+            raise EngineError("the engine is busy in another thread", fix="one call at a time")
         try:
             yield
         finally:
@@ -619,14 +617,14 @@ def run_probe(
             with preserved_streams():
                 return probe_engine(engine, session.fingerprint(), form=form, progress=progress)
         except KeyboardInterrupt:
-            raise GenerationInterrupted("interrupted: nothing was found out") from None
+            raise GenerationInterrupted("interrupted: no result") from None
 
 
 def emit_stamp(shell: Any, end: CellEnd) -> None:
     """Show the stamp of the cell that ended, if it generated anything.
 
-    What the comparison with its reference found goes beside the stamp, never into it or
-    into what the cell shows.
+    The result of the comparison with its reference goes next to the stamp, never into the stamp
+    or the visible output.
     """
     from jupyter_detllm.kernel.display import show_stamp, show_text
 

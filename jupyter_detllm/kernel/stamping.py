@@ -1,10 +1,10 @@
 """From the generate calls of a running cell to its one stamp, and all that were emitted.
 
-A cell that failed or was interrupted has none. It is emitted when the outermost cell ends,
-so that neither `%%capture` nor an Output widget inside swallows it.
+A cell that failed or was interrupted has no stamp. It is emitted when the outermost cell ends,
+so that neither `%%capture` nor an Output widget swallows it.
 
-The front end promotes stamps by itself and does not report it to the kernel; the saved
-notebook shows which became references (`note_recorded`).
+The front end promotes stamps without reporting it to the kernel; the saved notebook shows which
+became references (`note_recorded`).
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Ledger:
         return f"source {emitted.stamp.source}"
 
     def check_name(self, name: str, cell_id: str | None) -> None:
-        """Refuse a name that another cell has taken, where ids tell them apart."""
+        """Refuse a name that another cell has taken, if ids distinguish the cells."""
         owner = self._names.get(name)
         if name and owner and cell_id and owner != cell_id:
             raise UsageError(

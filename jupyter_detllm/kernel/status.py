@@ -81,7 +81,7 @@ def engine_text(session: Session) -> str:
 
 
 def _kernelspec(environ: Mapping[str, str]) -> list[str]:
-    """Say that the kernel runs in a kernelspec of ours, and what that set before Python."""
+    """Show the kernelspec of this package that the kernel runs in, if any."""
     mark = kernel_mark(environ)
     if mark is None:
         return []
@@ -95,18 +95,18 @@ def _self_test(session: Session) -> list[str]:
     if test is None:
         return notice
     method = getattr(session.engine, "method", "")
-    remembered = ", remembered from an earlier engine" if getattr(test, "cached", False) else ""
+    remembered = ", cached from an earlier engine" if getattr(test, "cached", False) else ""
     return [f"method   {method}: {test}{remembered}", *notice]
 
 
 def _elsewhere(session: Session) -> list[str]:
-    """Say what a server cannot be known to do or to be; nothing for an engine of this process."""
+    """List what cannot be verified about a server; nothing for an engine in this process."""
     engine = session.engine
     if not isinstance(engine, RemoteEngine):
         return []
     heads = ["unproven", *[""] * len(engine.unproven)]
     lines = [f"{head:<8} {text}" for head, text in zip(heads, engine.unproven, strict=False)]
-    return [*lines, "         the controls below are this kernel's: none of them is the server's"]
+    return [*lines, "         the controls below apply to this kernel, not to the server"]
 
 
 def status_text(session: Session) -> str:

@@ -1,3 +1,3 @@
-"""What generating costs: rates, latencies, memory. Volatile: never stamped, never compared."""
+"""The cost of generating: rates, latencies, memory. Volatile: never stamped or compared."""
 
 __all__: list[str] = []

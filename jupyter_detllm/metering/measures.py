@@ -1,4 +1,4 @@
-"""What generate calls cost: statistics of one cell, and of all that a kernel ran.
+"""The cost of generate calls: statistics of one cell, and of all cells of a kernel.
 
 A user may set thresholds; none is set by default.
 """
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Half, and 99 of 100, took at most so many seconds; None where none was measured."""
+    """Percentiles in seconds; None if nothing was measured."""
 
     p50: float | None = None
     p99: float | None = None
@@ -48,18 +48,18 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What generating has cost.
+    """The cost of some generate calls.
 
     Attributes
     ----------
     stats
-        All calls together; their timings are the raw material of the latencies.
+        Statistics of all calls together, with the timings for the latencies.
     calls
-        How many generate calls.
+        Number of generate calls.
     cache_hits
-        Requests answered out of the result cache: nothing of them is in `stats`.
+        Requests answered from the result cache; not part of `stats`.
     memory
-        Memory in use afterwards, with the peak; None where unknown.
+        Memory in use afterwards, with the peak; None if unknown.
     """
 
     stats: RunStats = field(default_factory=RunStats)
@@ -69,13 +69,13 @@ class Measures:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Generated tokens per second of generate calls; None before any."""
+        """Generated tokens per second of generate calls; None before the first."""
         seconds = self.stats.seconds
         return self.stats.tokens / seconds if seconds > 0 and self.stats.tokens else None
 
     @property
     def request(self) -> Latency:
-        """Per completion: from its hand-over to the engine to its last token."""
+        """Per completion: from its submission to the engine to its last token."""
         return _of_values(self.stats.timings.completions)
 
     @property
@@ -85,11 +85,11 @@ class Measures:
 
     @property
     def token(self) -> Latency:
-        """Per token: from the one before it in the same completion."""
+        """Per token: from the previous token of the same completion."""
         return _of_buckets(self.stats.timings.gaps)
 
     def to_json(self) -> dict[str, Json]:
-        """Return the figures by name; null where one is unknown."""
+        """Return the figures by name; null for unknown ones."""
         stats, memory = self.stats, self.memory
         rate = self.tokens_per_second
         return {
@@ -125,7 +125,7 @@ def _memory(use: MemoryUse) -> Json:
 
 
 def _rank(count: int, share: float) -> int:
-    """Return which of `count` values in order is the percentile (nearest rank), from 1."""
+    """Return the rank, from 1, of a percentile among `count` sorted values (nearest rank)."""
     return max(1, math.ceil(share * count))
 
 
@@ -158,12 +158,12 @@ def _in_bucket(pairs: Sequence[tuple[int, int]], rank: int) -> float:
 def measure(
     stats: Sequence[RunStats], *, cache_hits: int = 0, memory: MemoryUse | None = None
 ) -> Measures:
-    """Return what these calls have cost."""
+    """Return the cost of these calls."""
     return Measures(_sum(stats), len(stats), cache_hits, memory)
 
 
 def together(items: Iterable[Measures], *, most_times: int) -> Measures:
-    """Return the sum; of single times, only the latest `most_times` count."""
+    """Return the sum, with only the latest `most_times` single times."""
     found = list(items)
     total = _sum([item.stats for item in found])
     times = total.timings
@@ -207,7 +207,7 @@ def _pairs(counts: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
 
 
 def _largest(uses: Sequence[MemoryUse | None]) -> MemoryUse | None:
-    """Return the latest use, with the largest peak seen in the same place."""
+    """Return the latest use, with the largest peak of the same kind of memory."""
     known = [use for use in uses if use is not None]
     if not known:
         return None
@@ -217,16 +217,16 @@ def _largest(uses: Sequence[MemoryUse | None]) -> MemoryUse | None:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What generating may cost; None is not watched.
+    """Limits on the cost of generating; None means no limit.
 
     Attributes
     ----------
     min_tokens_per_second
-        Fewest generated tokens per second.
+        Minimum generated tokens per second.
     max_p99_ms, max_token_p99_ms
-        Largest p99 latency per request, and from token to token.
+        Maximum p99 latency per request, and between tokens.
     max_memory
-        Largest peak of memory, as a share of what there is.
+        Maximum peak of memory, as a share of the total.
     """
 
     min_tokens_per_second: float | None = None
@@ -236,7 +236,7 @@ class Thresholds:
 
 
 def crossed(measures: Measures, limits: Thresholds) -> tuple[str, ...]:
-    """Return one short text per threshold that is crossed; what is unknown crosses none."""
+    """Return one short text per crossed threshold; unknown figures cross none."""
     found = []
     rate, least = measures.tokens_per_second, limits.min_tokens_per_second
     if rate is not None and least is not None and rate < least:
@@ -259,7 +259,7 @@ _MOST_TIMES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class CellMetrics:
-    """One run of a stamped cell: its name or ``#n``, the guarantee level, what it cost."""
+    """One run of a stamped cell: its name or ``#n``, the guarantee level, its cost."""
 
     label: str
     level: str
@@ -268,7 +268,7 @@ class CellMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What a kernel's generating has cost so far. Volatile: nothing of it is in a stamp.
+    """The cost of a kernel's generating so far. Volatile: no part of it is in a stamp.
 
     Attributes
     ----------
@@ -277,9 +277,9 @@ class Metrics:
     cells
         The latest runs of stamped cells, oldest first.
     events
-        What else was counted in this process (`Event`).
+        Other counts of this process (`Event`).
     thresholds
-        What the user watches.
+        The thresholds that the user has set.
     """
 
     kernel: Measures = field(default_factory=Measures)
@@ -316,12 +316,12 @@ class Metrics:
 
 
 class MetricsLog:
-    """Collects what each run of a cell has cost.
+    """Collects the cost of each run of a cell.
 
     Attributes
     ----------
     thresholds
-        Returns what is watched now.
+        Returns the current thresholds.
     """
 
     def __init__(self) -> None:
@@ -330,7 +330,7 @@ class MetricsLog:
         self._cells: deque[CellMetrics] = deque(maxlen=_MOST_CELLS)
 
     def add(self, label: str, level: str, measures: Measures) -> None:
-        """Keep one run of a cell; of single times only the latest are kept."""
+        """Record one run of a cell; only the latest single times are kept."""
         self._cells.append(CellMetrics(label, level, measures))
         self._kernel = together((self._kernel, measures), most_times=_MOST_TIMES)
 
@@ -344,14 +344,14 @@ class MetricsLog:
 
 
 class Event(StrEnum):
-    """What is counted, per request."""
+    """Events that are counted, per request."""
 
     CACHE_HIT = "cache_hits"
     CACHE_MISS = "cache_misses"
     CACHE_VERIFIED = "cache_verified"
     """A hit was generated again and was equal."""
     CACHE_MISMATCH = "cache_mismatches"
-    """A hit was generated again and was not."""
+    """A hit was generated again and was not equal."""
 
 
 _counts_lock = threading.Lock()

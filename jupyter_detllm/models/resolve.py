@@ -1,7 +1,7 @@
-"""From what a user types after ``use`` to what an engine loads.
+"""Resolves what a user types after ``use`` to a model that an engine can load.
 
-Of a Hugging Face id: what the local cache holds, and whether the hub can be asked. The
-cache's layout is read here directly, so that nothing heavy is imported.
+For a Hugging Face id this checks the local cache and whether the hub can be queried. The
+cache's layout is read directly, so that nothing heavy is imported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ResolvedModel:
     path_or_id
         An absolute folder, or a Hugging Face id.
     display
-        The name for people and stamps: no path, so no user name.
+        The name for display and stamps: without a path, so without a user name.
     local
         Whether `path_or_id` is a folder.
     revision
@@ -53,15 +53,15 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ResolvedMod
     Parameters
     ----------
     name
-        ``demo``, a folder, or a Hugging Face id. An existing folder comes before an
-        id of the same name, as with vLLM; ``demo`` comes before both.
+        ``demo``, a folder, or a Hugging Face id. An existing folder takes
+        precedence over an id of the same name, as in vLLM; ``demo`` over both.
     progress
         As for `jupyter_detllm.models.demo.fetch_demo`.
 
     Raises
     ------
     ModelError
-        One line: what was found, what was expected, what mends it.
+        One line: what was found, what was expected, and the fix.
     """
     name = name.strip()
     if name == DEMO_NAME:
@@ -80,7 +80,7 @@ _EXPECTED = f"{DEMO_NAME}, a folder with config.json, or an id such as owner/nam
 
 
 def _exists(name: str, path: Path) -> bool:
-    """Tell whether there is something at `path`; refuse what cannot even be looked at."""
+    """Return whether `path` exists; refuse a path that cannot be accessed."""
     try:
         return path.exists()
     except OSError as error:
@@ -126,12 +126,12 @@ _TRUE_WORDS = {"1", "on", "true", "yes"}
 
 
 def is_hub_id(name: str) -> bool:
-    """Tell whether `name` has the form ``owner/name`` or ``name``."""
+    """Return whether `name` has the form ``owner/name`` or ``name``."""
     return _HUB_ID.fullmatch(name) is not None and "--" not in name and ".." not in name
 
 
 def is_offline() -> bool:
-    """Tell whether the user has switched the hub off in the environment."""
+    """Return whether the user has switched the hub off in the environment."""
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     return any(os.environ.get(name, "").lower() in _TRUE_WORDS for name in names)
 
@@ -193,7 +193,7 @@ def snapshot_folder(name: str, revision: str | None = None) -> Path:
 
 
 def hub_revision(name: str) -> str:
-    """Ask the hub for the commit of a model's main branch.
+    """Query the hub for the commit of a model's main branch.
 
     Raises
     ------
@@ -219,7 +219,7 @@ def hub_revision(name: str) -> str:
             f"the Hugging Face hub has no model {name!r}, or it is private", fix="hf auth login"
         ) from None
     except Exception as error:
-        # Any transport can fail here, each in its own class: they mean the same.
+        # Each transport has its own error class; they all mean the same.
         raise ModelError(
             f"model {name!r} is not cached and the Hugging Face hub cannot be reached "
             f"({type(error).__name__})",

@@ -1,8 +1,7 @@
-"""Reads the world: one collector per group of the fingerprint.
+"""Reads the environment: one collector per group of the fingerprint.
 
-Nothing heavy is imported to read anything: versions come from metadata, GPUs from
-the driver's library without a CUDA context, torch's state from a torch that is
-already there.
+Nothing heavy is imported for this: versions come from metadata, GPUs from the driver's library
+without a CUDA context, torch's state from a torch that is already imported.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ __all__ = ["HasFields", "collect_environment"]
 
 
 class HasFields(Protocol):
-    """A report that has fields of its own, as the report on the controls has."""
+    """A report that provides fingerprint fields, such as the report on the controls."""
 
     def fields(self) -> dict[str, FieldValue]:
         """Return the fields by name."""
@@ -30,14 +29,14 @@ def collect_environment(
     engine_fields: Mapping[str, FieldValue] | None = None,
     model_fields: Mapping[str, FieldValue] | None = None,
 ) -> Fingerprint:
-    """Return the fingerprint of this process as it is now.
+    """Return the current fingerprint of this process.
 
     Parameters
     ----------
     control_report
-        What became of the determinism controls.
+        The report on the determinism controls.
     engine_fields
-        `engine.*` fields, resolved in the live engine.
+        `engine.*` fields as resolved in the live engine.
     model_fields
         `model.*` fields.
     """

@@ -1,8 +1,8 @@
-"""Reads back, from a live `vllm.LLM`, every setting as it was RESOLVED, and the model's identity.
+"""Reads every RESOLVED setting, and the model's identity, from a live `vllm.LLM`.
 
-What was asked for is not what runs: vLLM picks backends, forces settings per platform, and
-sizes its cache. Each row of the engine group of the FIELDS table has its reader here; what
-this vLLM does not have is None.
+The requested settings are not what runs: vLLM picks backends, forces settings per platform,
+and sizes its cache. Each row of the engine group of the FIELDS table has its reader here; a
+setting that this vLLM does not have is None.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A quantisation; None, or "unknown" as `activations`, is what the config leaves open.
+    """A quantisation scheme. None (for `activations`, ``unknown``) if the config does not say.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Scheme:
     symmetric
         Whether zero is in the middle of a weight's range.
     activations
-        ``none`` where they are not quantised, ``static``, ``dynamic`` or ``unknown``.
+        ``none`` if they are not quantised, ``static``, ``dynamic`` or ``unknown``.
     """
 
     method: str
@@ -56,7 +56,7 @@ class Scheme:
 
 
 def scheme_of(config: Mapping[str, object]) -> Scheme | None:
-    """Return the scheme that a ``config.json`` describes, None for a model without one."""
+    """Return the scheme described by a ``config.json``; None if the model is not quantised."""
     found = config.get("quantization_config") or config.get("compression_config")
     if not isinstance(found, Mapping):
         return None
@@ -68,7 +68,7 @@ def scheme_of(config: Mapping[str, object]) -> Scheme | None:
 
 
 def _of_groups(method: str, groups: Mapping[str, object]) -> Scheme:
-    """Read the groups of compressed-tensors; of several the loosest statement holds."""
+    """Read the groups of compressed-tensors; if they differ, return the weakest statement."""
     weights = [_part(group, "weights") for group in groups.values()]
     inputs = [_part(group, "input_activations") for group in groups.values()]
     bits = {part.get("num_bits") for part in weights}
@@ -148,20 +148,20 @@ def _dtype(llm: Any) -> FieldValue:
 
 
 def _kv_cache_dtype(llm: Any) -> FieldValue:
-    """Return the type itself where the cache follows the model."""
+    """Return the resolved type, also if the cache uses the model's."""
     value = _config("cache_config.cache_dtype")(llm)
     return _dtype(llm) if value == "auto" else value
 
 
 def _attention(llm: Any) -> FieldValue:
-    """Name the backends the layers hold, which the requested one need not be."""
+    """Name the backends of the layers, which may differ from the requested one."""
     layers = _get(llm.llm_engine.vllm_config, "compilation_config.static_forward_context") or {}
     backends = {
         layer.attn_backend.get_name() for layer in layers.values() if hasattr(layer, "attn_backend")
     }
     if backends:
         return ",".join(sorted(backends))
-    # An engine in its own process keeps its layers there: what was asked is all there is.
+    # The layers of an engine in its own process cannot be read: report the request.
     return _plain(_get(llm.llm_engine.vllm_config, "attention_config.backend"))
 
 
@@ -233,7 +233,7 @@ def _config_hash(llm: Any) -> FieldValue:
         if engine not in _HASHES:
             _HASHES[engine] = _hash_of(engine.vllm_config)
         return _HASHES[engine]
-    except TypeError:  # not an engine but what tells the same of one: nothing to key by
+    except TypeError:  # not an engine but a stand-in that describes one: nothing to key by
         return _hash_of(engine.vllm_config)
 
 
@@ -281,39 +281,39 @@ NOT_OF_VLLM = (
     "engine.unproven",
     "engine.batch",
 )
-"""What vLLM cannot tell: the engine adds it, each call the last."""
+"""Fields that vLLM does not know: the engine adds them, `engine.batch` for each call."""
 
 FIELD_NAMES = (*ENGINE_READERS, *NOT_OF_VLLM)
 
 
 def engine_fields(llm: Any) -> dict[str, FieldValue]:
-    """Return the `engine.*` fields that vLLM itself tells; None for what it lacks."""
+    """Return the `engine.*` fields that vLLM itself knows; None for what it lacks."""
     return {name: read(llm) for name, read in ENGINE_READERS.items()}
 
 
 def generation_defaults(llm: Any) -> dict[str, Any]:
-    """Return the sampling defaults that the model's generation config brings."""
+    """Return the sampling defaults from the model's generation config."""
     defaults = llm.llm_engine.vllm_config.model_config.get_diff_sampling_param()
     return {name: value for name, value in defaults.items() if value is not None}
 
 
 def _scheme(llm: Any) -> FieldValue:
-    """Return how the model's config quantises, None for a model that is not."""
+    """Return the quantisation in the model's config; None if the model is not quantised."""
     found = _get(llm.llm_engine.vllm_config, "model_config.hf_config.quantization_config")
-    as_dict = getattr(found, "to_dict", None)  # transformers may have made an object of it
+    as_dict = getattr(found, "to_dict", None)  # transformers may have converted it to an object
     scheme = scheme_of({"quantization_config": as_dict() if callable(as_dict) else found})
     return None if scheme is None else str(scheme)
 
 
 def model_fields(llm: Any, *, name: str, revision: str | None = None) -> dict[str, FieldValue]:
-    """Return the `model.*` fields that vLLM tells; digests are `ModelIdentity`'s.
+    """Return the `model.*` fields that vLLM knows; `ModelIdentity` has the digests.
 
     Parameters
     ----------
     llm
         The live engine.
     name
-        For people, without a path.
+        Display name, without a path.
     revision
         Commit of a hub model.
     """

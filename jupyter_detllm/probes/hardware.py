@@ -45,13 +45,13 @@ class Cpu:
     flags: frozenset[str]
 
     def isa_text(self) -> str:
-        """Return vendor and flags: MKL chooses its kernels by vendor, too."""
+        """Return vendor and flags: MKL also chooses its kernels by vendor."""
         return ", ".join([part for part in (self.vendor,) if part] + sorted(self.flags))
 
 
 @cache
 def cpu() -> Cpu:
-    """Return the processor; what the platform does not tell is empty."""
+    """Return the processor; what the platform does not report is empty."""
     if sys.platform == "darwin":
         return _from_sysctl()
     text = cpuinfo()
@@ -72,7 +72,7 @@ def parse_cpuinfo(text: str) -> Cpu:
 
 
 def _from_sysctl() -> Cpu:
-    """Ask macOS, which names features in its own way (``hw.optional.arm.FEAT_BF16``)."""
+    """Query macOS, which has its own feature names (``hw.optional.arm.FEAT_BF16``)."""
     try:
         done = subprocess.run(
             ["/usr/sbin/sysctl", "machdep.cpu", "hw.optional"],
@@ -100,11 +100,11 @@ def parse_sysctl(text: str) -> Cpu:
 
 
 def cores_text() -> str:
-    """Return physical cores, logical CPUs and how many of these may be used."""
+    """Return physical cores, logical CPUs, and the number of usable CPUs."""
     return f"{physical_cores()} cores, {os.cpu_count() or 1} threads, {usable_cpus()} usable"
 
 
-# The same architecture has another name on each system.
+# The same architecture has different names on different systems.
 _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
@@ -112,7 +112,7 @@ def collect() -> dict[str, FieldValue]:
     """Return the hardware fields; None for what is unknown, and of GPUs without any."""
     processor, gpus, memory = cpu(), visible_gpus(), main_memory()
     return {
-        # Names once each: how many there are is informational, and a field of its own.
+        # Each name once: their number is informational, and a separate field.
         "hardware.gpu": _each_once(gpu.name for gpu in gpus),
         "hardware.gpu_count": len(gpus) or None,
         "hardware.gpu_capability": _each_once(gpu.capability for gpu in gpus),

@@ -1,4 +1,4 @@
-"""Memory in use: of the GPU that is fullest, or of this process where there is none."""
+"""Memory in use: of the fullest GPU, or of this process without a GPU."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class MemoryUse:
     Attributes
     ----------
     where
-        ``GPU``: all that any process uses of the fullest device. ``process``: the main
-        memory of this one.
+        ``GPU``: use of the fullest device by all processes. ``process``: main memory of this
+        process.
     used, total
-        In use now, of how much there is (for a process: that it may have).
+        Current use, and the total (for a process: what it may use).
     peak
-        The most there was: for a process since it began, for a GPU what was ever seen.
+        Maximum use: for a process since it started, for a GPU the largest sample.
     """
 
     where: str
@@ -41,7 +41,7 @@ class MemoryUse:
 
 
 def memory_use() -> MemoryUse | None:
-    """Return what is in use now; None where the system does not tell."""
+    """Return the current use; None if the system does not report it."""
     devices = gpu_memory()
     if devices:
         used, total = max(devices, key=lambda pair: pair[0] / pair[1])
@@ -52,7 +52,7 @@ def memory_use() -> MemoryUse | None:
 
 
 def _resident() -> tuple[int, int] | None:
-    """Return resident bytes of this process, now and at most."""
+    """Return resident bytes of this process, current and peak."""
     try:
         text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -64,7 +64,7 @@ def _resident() -> tuple[int, int] | None:
 
 
 def _main_memory() -> int:
-    """Return the main memory that this process may have; 0 where unknown."""
+    """Return the main memory that this process may use; 0 if unknown."""
     limits = [limit for path in _LIMITS if (limit := _limit(Path(path)))]
     physical = main_memory()
     return min([physical, *limits]) if physical else 0

@@ -1,8 +1,8 @@
 """NVIDIA GPUs through the driver's management library, which opens no CUDA context.
 
-Which there are, how those that work together are linked, and their state now: what slows
-them, shares them or makes their memory suspect (`gpu_health`). That last changes from
-minute to minute and is no part of a fingerprint.
+This module reads which GPUs there are, how those of one engine are linked, and their state:
+what throttles them, shares them or makes their memory suspect (`gpu_health`). The state
+changes from minute to minute and is not part of a fingerprint.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def nvml() -> Any:
 
 
 def driver_version() -> str | None:
-    """Return the driver's version, None without one."""
+    """Return the driver's version; None without a driver."""
     lib = nvml()
     return None if lib is None else _ask(lib, "nvmlSystemGetDriverVersion")
 
@@ -89,7 +89,7 @@ def _visible_handles(lib: Any) -> list[Any]:
         elif item.startswith("MIG-"):
             handle = _ask(lib, "nvmlDeviceGetHandleByUUID", item)
         if handle is None:
-            break  # CUDA, too, stops at the first entry that names no device
+            break  # CUDA also stops at the first entry that is not a device
         out.append(handle)
     return out
 
@@ -131,7 +131,7 @@ def gpu_memory() -> tuple[tuple[int, int], ...]:
     return tuple((int(info.used), int(info.total)) for info in found if info and info.total)
 
 
-# Consumer names differ: there the memory size can tell two chips apart.
+# Not for consumer names: there the memory size can distinguish two chips.
 _MEMORY_IN_NAME = re.compile(r"[ -]\d+ ?GB\b")
 
 
@@ -211,9 +211,9 @@ _PCIE = {
 
 
 def gpu_links(uuids: Sequence[str]) -> str | None:
-    """Return the links between these GPUs, equal ones once; None where nothing tells.
+    """Return the links between these GPUs, each kind once; None if unknown.
 
-    As in ``NVLink, 18 links``; where pairs are linked differently, ``NVLink, 12 links
+    As in ``NVLink, 18 links``; if pairs are linked differently, ``NVLink, 12 links
     (1 pair); PCIe, host bridge (2 pairs)``.
     """
     lib = nvml()
@@ -230,7 +230,7 @@ def gpu_links(uuids: Sequence[str]) -> str | None:
 
 
 def _link_handle(lib: Any, uuid: str) -> Any:
-    # torch gives the bare UUID, the driver's library wants its kind before it.
+    # torch gives the bare UUID; the driver's library needs the prefix.
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     return _ask(lib, "nvmlDeviceGetHandleByUUID", name)
 
@@ -260,18 +260,18 @@ _THROTTLE_REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    """One GPU now; None is what the driver does not tell.
+    """The state of one GPU; None for what the driver does not report.
 
     Attributes
     ----------
     label
         Index among the visible ones, and name.
     throttled
-        Why its clocks are held down, none where they are not.
+        Reasons why its clocks are throttled; empty if they are not.
     ecc, ecc_errors
         Whether ECC is on; uncorrected errors since the driver was loaded.
     mig
-        Whether it is cut into instances.
+        Whether it is partitioned into instances.
     others
         Ids of other processes that compute on it.
     pcie, pcie_most
@@ -279,8 +279,8 @@ class GpuHealth:
     mps
         Number of processes that share it through MPS.
     fixed_clocks
-        True where application clocks were set to other than their default; None where
-        nothing tells (a lock by `nvidia-smi -lgc` cannot be read back).
+        True if application clocks were changed from their default; None if unknown (a lock
+        by `nvidia-smi -lgc` cannot be read back).
     """
 
     label: str
@@ -333,7 +333,7 @@ def _health_of(lib: Any, handle: Any, label: str) -> GpuHealth:
 
 
 def _other_processes(processes: Any) -> tuple[int, ...]:
-    """Return the ids that are not ours; in a container they are those of the host."""
+    """Return the ids of other processes; in a container they are those of the host."""
     return tuple(sorted(int(p.pid) for p in processes if int(p.pid) != os.getpid()))
 
 

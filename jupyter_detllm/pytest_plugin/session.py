@@ -64,7 +64,7 @@ class Session:
         self._updates: list[str] = []
 
     def pytest_report_header(self) -> str:
-        """Say what is verified how."""
+        """Report mode and policy."""
         policy = self._settings.policy or "of the cells, or tokens"
         return f"detllm: mode {self._settings.mode}, policy {policy}"
 
@@ -239,12 +239,12 @@ class NotebookItem(pytest.Item):
         }
 
     def reportinfo(self) -> tuple[os.PathLike[str], int, str]:
-        """Return where the item stands: the cell's number is its line."""
+        """Return the item's location, with the cell's number as line."""
         # Not the node id: the terminal would write its dots as colons.
         return self.path, max(self.number - 1, 0), f"{self.path.name}: {self.name}"
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
-        """Return the message alone where the failure was meant, ours or pytest-timeout's."""
+        """Return only the message for expected failures, also pytest-timeout's."""
         meant = isinstance(excinfo.value, (pytest.fail.Exception, DetLLMError))
         return super().repr_failure(excinfo, style="value" if meant else None)
 

@@ -36,7 +36,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
 @cache
 def _installed() -> dict[str, EntryPoint]:
-    """Return the formats of other packages, by name; none takes the place of one of ours."""
+    """Return the formats of other packages, by name; they never replace built-in ones."""
     from importlib.metadata import entry_points
 
     found = {point.name: point for point in entry_points(group=_GROUP)}
@@ -54,7 +54,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def render_report(report: Report, form: str) -> str:
-    """Return `report` in the format `form`; it ends with a line end.
+    """Return `report` in the format `form`, with a final newline.
 
     Raises
     ------

@@ -27,9 +27,9 @@ def bisect_text(report: BisectReport) -> str:
     columns = max((width(_name(trial)) for trial in report.trials), default=0)
     lines += [f"    {_trial(trial, columns)}" for trial in report.trials]
     if report.repeatable is False:
-        lines.append("    two unchanged runs differ: what equals here was run twice")
+        lines.append("    two unchanged runs differ: runs that match were repeated")
     for diff in report.out_of_reach:
-        lines.append(clip(f"    differs and cannot be put back here: {visible(str(diff))}", 160))
+        lines.append(clip(f"    differs and cannot be restored here: {visible(str(diff))}", 160))
     lines.append(f"{_WORDS[report.finding]}: {visible(report.reason)}")
     for cause in report.causes:
         lines.append(f"  {visible(cause.name)}: {visible(cause.why)}")

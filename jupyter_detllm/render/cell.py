@@ -1,8 +1,8 @@
-"""What a cell shows as HTML: its texts, and its stamp. Pure; everything is escaped.
+"""A cell's output as HTML: its texts and its stamp. Pure; everything is escaped.
 
-Layout hangs on tags, not on style: with all style and script taken away (GitHub,
-untrusted notebooks, exports) texts keep their lines, headings stay above them, and
-what is folded stands below what is not. The same content gives the same markup.
+The layout depends on tags, not on style: without any style and script (GitHub, untrusted
+notebooks, exports) texts keep their lines, headings stay above them, and folded text comes
+last. The same content always gives the same markup.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _LISTED = 12
 
 
 def preformatted(text: str) -> str:
-    """Return text as one block: its lines and blanks kept, long lines wrapped."""
+    """Return text as one block, with its lines and blanks; long lines wrap."""
     shown = html.escape(printable(text))
-    # The first line end after <pre> is no part of its content.
+    # The first newline after <pre> is not part of its content.
     return f'<pre dir="auto" style="{_TEXT}">{chr(10) if shown[:1] == chr(10) else ""}{shown}</pre>'
 
 
 def folded(text: str) -> str:
-    """Return a text as one block, or its head and a fold with the rest where it is long.
+    """Return a text as one block or, if it is long, as its head and a fold with the rest.
 
-    Nothing is in both parts: without the fold they read on.
+    The parts do not overlap: without the fold they read as one text.
     """
     text = printable(text)
     if len(text) <= _MOST_CHARS and text.count("\n") < _MOST_LINES:
@@ -69,7 +69,7 @@ def generations_html(
     *,
     show_prompt: bool = True,
 ) -> str:
-    """Return the texts of one call; where there are several, under headings.
+    """Return the texts of one call, under headings if there are several.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def generations_html(
 
 
 def _excerpt(request: GenerationRequest) -> str:
-    """Return the beginning of a prompt; as code, which no front end typesets."""
+    """Return the beginning of a prompt, as code, which front ends do not typeset."""
     prompt = request.prompt
     if prompt is None:
         return ""
@@ -101,9 +101,9 @@ def _excerpt(request: GenerationRequest) -> str:
 
 
 def stamp_html(stamp: Stamp, line: str, digest: str) -> str:
-    """Return the stamp line, which opens to what the stamp says.
+    """Return the stamp line, which expands to the stamp's content.
 
-    `digest` is the stored one: without its prompts a stamp has another than with them.
+    `digest` is the stored one, since the digest depends on whether prompts are stored.
     """
     shown = "\n".join(f"{label:<12} {text}" for label, text in _details(stamp, digest))
     return (
@@ -113,7 +113,7 @@ def stamp_html(stamp: Stamp, line: str, digest: str) -> str:
 
 
 def _details(stamp: Stamp, digest: str) -> list[tuple[str, str]]:
-    """Return what a stamp says as labelled lines: promise, digests, tokens, finish reasons."""
+    """Return a stamp's content as labelled lines: promise, digests, tokens, finish reasons."""
     model = stamp.model
     rows = [
         ("level", f"{stamp.level}: {stamp.level.promise}"),
@@ -127,7 +127,7 @@ def _details(stamp: Stamp, digest: str) -> list[tuple[str, str]]:
         ("stamp", digest),
     ]
     if stamp.beyond_reach:
-        rows.insert(2, ("", f"a request here lies beyond what it showed ({stamp.reach})"))
+        rows.insert(2, ("", f"a request here exceeds its reach ({stamp.reach})"))
     if stamp.cached:
         what = f"{stamp.cached} of {len(stamp.requests)} requests: nothing was generated for them"
         rows.append(("from cache", what))
@@ -135,7 +135,7 @@ def _details(stamp: Stamp, digest: str) -> list[tuple[str, str]]:
 
 
 def _attempts(stamp: Stamp) -> list[tuple[str, str]]:
-    """Return one line per try of an expectation: which, of what, and what it left."""
+    """Return one line per try of an expectation."""
     tried = [call.attempt for call in stamp.calls if call.attempt is not None]
     rows = [
         (

@@ -63,7 +63,7 @@ class Chart:
     shapes: tuple[Shape, ...]
 
     def to_json(self) -> dict[str, Json]:
-        """Return it as JSON, for a widget."""
+        """Return the plot as JSON, for a widget."""
         return {
             "width": str(self.width),
             "height": str(self.height),

@@ -16,7 +16,7 @@ _VERDICT = {0: "nothing wrong", 1: "something is wrong or at risk", 3: "somethin
 
 
 def doctor_text(report: DoctorReport) -> str:
-    """Return findings, the worst first, then what was fine and what was not looked at."""
+    """Return findings, the worst first, then what was fine and what was not checked."""
     lines: list[str] = []
     for result, item in report.findings():
         lines += _finding(result, item)
@@ -32,7 +32,7 @@ def doctor_text(report: DoctorReport) -> str:
         if result.outcome is Outcome.NOT_LOOKED_AT:
             needs.setdefault(result.kind.needs, []).append(result.kind.name)
     for need, names_of in needs.items():
-        lines.append(f"not looked at, for want of {need}: {', '.join(dict.fromkeys(names_of))}")
+        lines.append(f"not checked without {need}: {', '.join(dict.fromkeys(names_of))}")
     counts = [f"{s} {report.count(s)}" for s in Severity if report.count(s)]
     code = report.exit_code
     lines.append(f"{', '.join(counts) or 'no finding'}: {_VERDICT[code]} (exit code {code})")
@@ -42,7 +42,7 @@ def doctor_text(report: DoctorReport) -> str:
 def _finding(result: KindResult, item: Finding) -> list[str]:
     where = ": ".join(visible(part) for part in (result.subject, item.where) if part)
     head = f"{item.severity:<8} {result.kind.name}" + (f"  {where}" if where else "")
-    return [head, f"  {visible(item.evidence)}", f"  mend: {visible(item.mend)}"]
+    return [head, f"  {visible(item.evidence)}", f"  fix: {visible(item.fix)}"]
 
 
 def _names(report: DoctorReport, outcome: Outcome, title: str) -> list[str]:
@@ -53,7 +53,7 @@ def _names(report: DoctorReport, outcome: Outcome, title: str) -> list[str]:
 
 
 def doctor_json(report: DoctorReport) -> str:
-    """Return the same for machines."""
+    """Return the report as a JSON object."""
     value: dict[str, Json] = {
         "schema": DOCTOR_SCHEMA,
         "exit_code": report.exit_code,
@@ -75,7 +75,7 @@ def doctor_json(report: DoctorReport) -> str:
                 "severity": item.severity.value,
                 "where": item.where,
                 "evidence": item.evidence,
-                "mend": item.mend,
+                "fix": item.fix,
             }
             for result, item in report.findings()
         ],

@@ -1,6 +1,6 @@
-"""Differences in words: one cell in at most 15 lines, what to do next, fingerprints, promotions.
+"""Explanations as text: a cell in at most 15 lines, next steps, fingerprints, promotions.
 
-No tokenizer is needed. Fields that differ come likeliest first.
+No tokenizer is needed. Fields that differ are listed likeliest first.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ _FIELDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A labelled line of an explanation; the first has no label but a verdict."""
+    """A labelled line of an explanation; the first line has a verdict and no label."""
 
     label: str
     text: str
 
 
 def side_labels(mode: Mode) -> tuple[str, str]:
-    """Return what the reference side and the actual side are called in `mode`."""
+    """Return the names of the reference side and the actual side in `mode`."""
     return ("A", "B") if mode is Mode.COMPARE else ("recorded", "now")
 
 
 def explain(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> tuple[Line, ...]:
-    """Return the lines about a cell: the heading first, 15 at most."""
+    """Return the lines about a cell, the heading first, at most 15."""
     lines = [Line("", _heading(cell))]
     history = _since(cell)
     if cell.verdict in (Verdict.DRIFT, Verdict.DIVERGED):
@@ -99,7 +99,7 @@ def verdict_words(cell: CellReport) -> str:
 
 
 def _incidental(cell: CellReport) -> list[Line]:
-    """Fields that differ though tokens do not: worth a line, no more."""
+    """Return one line for fields that differ although tokens do not."""
     fields = cell.outcome.facts.fields
     if cell.verdict is not Verdict.TOKENS_MATCH or not fields:
         return []
@@ -109,7 +109,7 @@ def _incidental(cell: CellReport) -> list[Line]:
 
 
 def _since(cell: CellReport) -> list[Line]:
-    """Say since when the cell differs, where a previous reference is kept."""
+    """Say since when the cell differs, if a previous reference is stored."""
     if cell.verdict in (Verdict.MATCH, Verdict.TOKENS_MATCH, Verdict.ERROR):
         return []
     found = since(cell.view)
@@ -118,7 +118,7 @@ def _since(cell: CellReport) -> list[Line]:
     if found is Since.UPDATE:
         text = f"the last update: equal to the reference before it{_update(cell)}"
     elif found is Since.LATER:
-        text = "after the last update: the reference before it is equal to the present one"
+        text = "after the last update: the reference before it is equal to the current one"
     else:
         text = "not known: the reference before the last update differs as well"
     return [Line("since", text)]
@@ -177,7 +177,7 @@ def _change(diff: FieldDiff, mark: str = "") -> str:
 
 
 def field_value(value: FieldValue) -> str:
-    """Return the value of a fingerprint field for people, 40 columns at most."""
+    """Return the value of a fingerprint field for display, at most 40 columns."""
     return "(absent)" if value is None else clip(visible(str(value)), 40)
 
 
@@ -220,7 +220,7 @@ def _context(generation: Generation, position: int) -> str:
 
 
 def _side(generation: Generation, position: int) -> str:
-    """Return the token at `position` and what follows it."""
+    """Return the token at `position` and the text that follows."""
     if position >= len(generation.token_ids):
         return f"ended ({visible(generation.finish_reason)})"
     data = generation.text.encode("utf-8", "replace")
@@ -271,7 +271,7 @@ def _margin(pair: PairComparison, divergence: Divergence) -> list[Line]:
 def _margin_text(divergence: Divergence, margin: float, *, classed: bool) -> str:
     text = f"{margin:.4g} nats"
     if classed:
-        # Noise decides between sampled tokens: their margin is no measure of confidence.
+        # Noise decides between sampled tokens: their margin does not measure confidence.
         text += f" ({divergence.margin_class})"
     if divergence.actual_margin is not None and math.isfinite(divergence.actual_margin):
         text += f", now {divergence.actual_margin:.4g}"
@@ -283,12 +283,12 @@ def _margin_text(divergence: Divergence, margin: float, *, classed: bool) -> str
 
 
 def command(verb: str, path: str) -> str:
-    """Return a command about a notebook, as a shell reads it."""
+    """Return a command for a notebook, quoted for a shell."""
     return f"`jupyter detllm {verb} {visible(shlex.quote(path))}`"
 
 
 def advice(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> str | None:
-    """Return what to do next, or None where nothing is to be done."""
+    """Return what to do next, or None if there is nothing to do."""
     if mode is Mode.COMPARE:
         return _between(cell)
     if mode is Mode.REPLAY:
@@ -319,7 +319,7 @@ def _promote_command(path: str) -> str:
 
 
 def _recorded_side(cell: CellReport) -> str:
-    """Return how to run as recorded: the default level is not the same everywhere."""
+    """Return how to run as recorded, since the default level is not the same everywhere."""
     recorded, actual = cell.view.reference, cell.view.actual
     if recorded is not None and actual is not None and recorded.level is not actual.level:
         return f"`%detllm --level {recorded.level}` in the notebook's first call"
@@ -337,7 +337,7 @@ def _alignment(cell: CellReport) -> str | None:
 
 
 def _between(cell: CellReport) -> str | None:
-    """Return what to do about two sides of a comparison."""
+    """Return what to do about the two sides of a comparison."""
     if cell.verdict is Verdict.DRIFT:
         align = _alignment(cell)
         return f"{align}, then compare again" if align else None
@@ -346,7 +346,7 @@ def _between(cell: CellReport) -> str | None:
     if cell.verdict is Verdict.TOKENS_MATCH:
         return None if cell.accepted else "accept it with --policy tokens"
     if cell.verdict is Verdict.STALE:
-        return "compare cells that ask the same: prompt, parameters or seed differ"
+        return "compare cells with the same requests: prompt, parameters or seed differ"
     one_sided = cell.view.reference is None or cell.view.actual is None
     if cell.verdict is Verdict.NOT_COMPARABLE and not one_sided:
         return "use the same model and level on both sides"
@@ -354,7 +354,7 @@ def _between(cell: CellReport) -> str | None:
 
 
 def _after_replay(cell: CellReport, path: str) -> str | None:
-    """Return what to do about a cell whose present side stands in no file."""
+    """Return what to do about a cell whose actual side is not in a file."""
     if cell.verdict is Verdict.DRIFT:
         align = _alignment(cell)
         renew = f"{command('rerun --save', path)} and {command('stamp --update all', path)}"
@@ -407,7 +407,7 @@ _SHOWN_CELLS = 4
 
 
 def environment_lines(notebook: NotebookReport) -> list[str]:
-    """Return the lines about the fingerprints of a comparison, not indented."""
+    """Return the lines about the fingerprints of a comparison, without indentation."""
     lines = []
     for found in notebook.environment:
         lines += _group_lines(found, notebook, several=len(notebook.environment) > 1)
@@ -460,7 +460,7 @@ def _cells_text(labels: Iterable[str]) -> str:
 
 
 def next_step(found: EnvironmentReport) -> str | None:
-    """Say which field to align first, and what is left after that."""
+    """Say which field to align first, and which differ after that."""
     if not found.telling:
         return None
     first, *rest = (visible(diff.name) for diff in found.telling)
@@ -471,15 +471,15 @@ def next_step(found: EnvironmentReport) -> str | None:
 
 
 def informational_heading(found: EnvironmentReport, notebook: NotebookReport) -> str:
-    """Return the heading of the informational fields, by what is known about outputs."""
+    """Return the heading of the informational fields, given what is known about outputs."""
     compared = [cell.outcome.facts.comparison for cell in notebook.cells]
     known = [comparison for comparison in compared if comparison is not None]
     if any(not comparison.tokens_equal for comparison in known) and not found.telling:
         return "informational fields that differ; none is known to change results by itself:"
-    # Without a pair nothing was compared, and nothing is equal.
+    # Without a pair nothing was compared.
     if known and all(c.pairs and c.complete and c.tokens_equal for c in known):
-        return "also different, unlikely to matter since the outputs are equal:"
-    return "also different, unlikely to matter while outputs are equal:"
+        return "also different, but unlikely to matter since the outputs are equal:"
+    return "also different, but unlikely to matter if outputs are equal:"
 
 
 PROMOTION_WORDS: Mapping[ChangeKind, str] = {
@@ -490,22 +490,22 @@ PROMOTION_WORDS: Mapping[ChangeKind, str] = {
     ChangeKind.REFUSED: "not stamped",
     ChangeKind.REMOVED: "reference removed",
 }
-"""What a promotion did with a cell."""
+"""What a promotion did to a cell."""
 
 _CHANGED_FIELDS = 3
 
 
 def explained(notebook: JsonObject, changes: Iterable[Change]) -> tuple[Change, ...]:
-    """Return the changes; those of references replaced, or kept, say what is different.
+    """Return the changes, with the differences for replaced and kept references.
 
-    `notebook` is as it was before the promotion.
+    `notebook` is the notebook before the promotion.
     """
     cells = {cell.label: cell for cell in read_notebook(notebook).cells}
-    told = (ChangeKind.REPLACED, ChangeKind.KEPT)
+    reported = (ChangeKind.REPLACED, ChangeKind.KEPT)
     out = []
     for change in changes:
         cell = cells.get(change.label)
-        if change.kind in told and cell is not None and cell.reference and cell.actual:
+        if change.kind in reported and cell is not None and cell.reference and cell.actual:
             what = what_changed(cell.reference, cell.actual)
             change = replace(change, why=f"{change.why}: {what}")
         out.append(change)
@@ -542,7 +542,7 @@ def _generation_changes(comparison: Comparison) -> str:
 def _field_changes(facts: Facts) -> list[str]:
     comparison = facts.comparison
     same = comparison is None or comparison.complete
-    # Other requests are another batch: that is said already.
+    # Different requests are a different batch, which is reported already.
     fields = [diff for diff in facts.fields if same or diff.name != "engine.batch"]
     shown = [_change(diff) for diff in fields[:_CHANGED_FIELDS]]
     more = len(fields) - _CHANGED_FIELDS

@@ -1,8 +1,7 @@
-"""A report as one HTML page: no script, nothing from elsewhere, everything escaped.
+"""A report as one HTML page: no script, no external resources, everything escaped.
 
-One style sheet serves light, dark and print. Untrusted text is escaped and bounded, and
-nothing in it steers a browser. The margin along the tokens of a generation is a small
-inline SVG.
+One style sheet covers light, dark and print. Untrusted text is escaped and limited in size, and
+cannot control the browser. The margins of a generation's tokens are a small inline SVG.
 """
 
 from __future__ import annotations
@@ -122,14 +121,14 @@ footer { margin-top: 3rem; font-size: .8rem; color: var(--muted); }
 
 
 def style_source() -> str:
-    """Return the sheet as a source of a content security policy, by its digest."""
+    """Return the style sheet's digest as a source for the content security policy."""
     digest = hashlib.sha256(STYLE.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
 _MOST_PAIRS = 64
 _MOST_FIELDS = 100
-# The page shows these in full, so their lines would say it twice.
+# The page shows these in full, so their lines would repeat it.
 _SHOWN_BELOW = frozenset({"prompt", "context", "recorded", "now", "A", "B"})
 _SECURITY = "default-src 'none'; style-src {style}; base-uri 'none'; form-action 'none'"
 
@@ -214,7 +213,7 @@ def _notebook(notebook: NotebookReport, mode: Mode, number: int) -> str:
 
 
 def _fields_of(cells: Iterable[CellReport]) -> list[FieldDiff]:
-    """Return the fields that differ in any cell, each once, likeliest first."""
+    """Return the fields that differ in any cell, without repeats, likeliest first."""
     found = {
         (diff.name, str(diff.left), str(diff.right)): diff
         for cell in cells
@@ -331,7 +330,7 @@ def block(data: bytes) -> str:
 
 
 def _head(data: bytes, most: int) -> str:
-    """Return the start of a text, and how much was left out."""
+    """Return the start of a text, and how much was omitted."""
     if len(data) <= most:
         return block(data)
     kept = _whole(data[:most])
@@ -352,7 +351,7 @@ def _whole(data: bytes) -> bytes:
 
 
 def prompt_html(request: GenerationRequest) -> str:
-    """Return the prompt, folded; only a word where it was not stored."""
+    """Return the prompt, folded, or a note if it was not stored."""
     prompt = request.prompt
     if prompt is None:
         return '<p class="muted">The prompt was not stored.</p>'
@@ -365,7 +364,7 @@ def prompt_html(request: GenerationRequest) -> str:
 
 
 def texts_html(pair: PairComparison, labels: tuple[str, str]) -> str:
-    """Return both texts aligned at the first divergence, or one where they are equal."""
+    """Return both texts aligned at the first divergence, or one if they are equal."""
     left, right = pair.reference, pair.actual
     if pair.divergence is not None:
         at = pair.divergence.position
@@ -413,7 +412,7 @@ _MARKS = 60
 
 @dataclass(frozen=True, slots=True)
 class _ChartPoint:
-    """The smallest margin (nats) of some neighbouring tokens, and where it is."""
+    """The smallest margin (nats) of a range of tokens, and its position."""
 
     position: int
     margin: float
@@ -421,7 +420,7 @@ class _ChartPoint:
 
 @dataclass(frozen=True, slots=True)
 class _ChartScale:
-    """Token positions and margins to coordinates; small margins get most of the height."""
+    """Maps token positions and margins to coordinates; small margins get most of the height."""
 
     tokens: int
     top: float
@@ -436,7 +435,7 @@ class _ChartScale:
 
 
 def margin_chart(pair: PairComparison, uid: str, labels: tuple[str, str]) -> str:
-    """Return the chart of a pair; "" where nothing was kept to draw.
+    """Return the chart of a pair; "" if there is no evidence to draw.
 
     Parameters
     ----------
@@ -445,7 +444,7 @@ def margin_chart(pair: PairComparison, uid: str, labels: tuple[str, str]) -> str
     uid
         Prefix of the identifiers in the page.
     labels
-        What the sides are called.
+        Names of the sides.
     """
     points = _points(pair.reference.evidence, None)
     if not points:
@@ -465,7 +464,7 @@ def margin_chart(pair: PairComparison, uid: str, labels: tuple[str, str]) -> str
 
 
 def _points(evidence: TokenEvidence | None, end: int | None) -> list[_ChartPoint]:
-    """Return margins by position, the smallest of each bucket where there are many."""
+    """Return margins by position; if there are many, the smallest of each bucket."""
     if evidence is None:
         return []
     size = max(1, math.ceil(evidence.tokens / _BUCKETS))
@@ -481,7 +480,7 @@ def _points(evidence: TokenEvidence | None, end: int | None) -> list[_ChartPoint
 
 
 def _notable(points: Sequence[_ChartPoint]) -> list[_ChartPoint]:
-    """Return ties and near-ties, the closest ones where there are many."""
+    """Return ties and near-ties; if there are many, the closest ones."""
     near = [p for p in points if MarginClass.of(p.margin) is not MarginClass.CONFIDENT]
     return sorted(near, key=lambda p: (p.margin, p.position))[:_MARKS]
 
@@ -514,7 +513,7 @@ def _curve(points: Sequence[_ChartPoint], scale: _ChartScale, kind: str) -> Shap
 
 
 def _others(pair: PairComparison, scale: _ChartScale) -> list[Shape]:
-    """Return the other side's curve where it differs, up to the first divergence only."""
+    """Return the other side's curve if it differs, up to the first divergence."""
     if pair.evidence is not EvidenceState.DIFFERS:
         return []
     end = pair.divergence.position if pair.divergence else None
@@ -548,7 +547,7 @@ def _description(points: Sequence[_ChartPoint], at: int | None, tokens: int) -> 
         f"{least.position + 1} ({MarginClass.of(least.margin)}); "
         f"{near} {'tie or near-tie is' if near == 1 else 'ties or near-ties are'} marked"
     )
-    return text if at is None else f"{text}; the texts part at token {at + 1}"
+    return text if at is None else f"{text}; the texts diverge at token {at + 1}"
 
 
 def _caption(pair: PairComparison, labels: tuple[str, str]) -> str:

@@ -1,7 +1,7 @@
 """A report as JUnit XML: a suite per notebook, a case per cell.
 
-Not accepted is a failure, what could not be judged an error, and what was not
-verified is skipped, unless the report accepts it.
+A cell that was not accepted is a failure, one that could not be judged an error, and one that
+was not verified is skipped, unless the report accepts it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TAGS = {Standing.ACCEPTED: None, Standing.FAILED: "failure", Standing.INVALID: 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One test case; `tag` names what it is besides passed."""
+    """One test case; `tag` is the outcome if it is not passed."""
 
     name: str
     tag: str | None
@@ -66,7 +66,7 @@ def _element(suite: ET.Element, case: _Case, path: str) -> None:
         for name, value in case.properties:
             ET.SubElement(box, "property", name=name, value=value)
     if case.tag == "skipped":
-        # Consumers read a reason here, and no `type`.
+        # Consumers read the reason here, not in `type`.
         ET.SubElement(element, "skipped", message=case.message).text = case.text
     elif case.tag is not None:
         found = ET.SubElement(element, case.tag, type=case.kind, message=case.message)
@@ -91,12 +91,12 @@ def _cases(notebook: NotebookReport, report: Report) -> list[_Case]:
 def _tag(standing: Standing, report: Report) -> str | None:
     if standing in _TAGS:
         return _TAGS[standing]
-    # Accepted or not, nothing was verified: a pass would say otherwise.
+    # Nothing was verified, even if accepted: a pass would claim otherwise.
     return None if standing is Standing.RELAXED and standing in report.accept else "skipped"
 
 
 def _fingerprints(notebook: NotebookReport, report: Report) -> list[_Case]:
-    """Return one case about the fingerprints of a comparison, which fails only if they decide."""
+    """Return a case for the fingerprints of a comparison; it fails only if they decide."""
     if report.mode is not Mode.COMPARE or not notebook.environment:
         return []
     deciding = [found.standing for found in notebook.environment if found.decides]

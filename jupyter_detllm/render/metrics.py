@@ -1,8 +1,8 @@
 """Metrics as text, as JSON, and as HTML with a plot. Pure; everything is escaped.
 
 The plot shows tokens/s and latency over a kernel's cells, for a widget or as inline SVG.
-Lines and text take the colour of the text around them, so that it fits light and dark. The
-same is said in words in its description.
+Lines and text inherit the surrounding text colour, so that it fits light and dark themes. Its
+description says the same in words.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GIB = 2**30
 
 
 def metrics_json(metrics: Metrics) -> str:
-    """Return everything as JSON."""
+    """Return the metrics as JSON."""
     return json.dumps(metrics.to_json(), indent=2)
 
 
@@ -54,7 +54,7 @@ def metrics_text(metrics: Metrics) -> str:
 
 
 def metrics_html(metrics: Metrics) -> str:
-    """Return the text as HTML, under a plot where there is something to plot."""
+    """Return the text as HTML, below a plot if there is something to plot."""
     plot = plot_of(metrics)
     text = preformatted(metrics_text(metrics))
     return f"<div>{plot.svg()}{text}</div>" if plot is not None else text
@@ -80,13 +80,13 @@ def _figures(metrics: Metrics) -> list[tuple[str, str]]:
     kernel = metrics.kernel
     stats = kernel.stats
     count = f"{kernel.request.count} completions"
-    source = {"vLLM": "by vLLM", "steps": "by our clock around engine steps"}
-    told = source.get(stats.timings.source, stats.timings.source)
+    source = {"vLLM": "by vLLM", "steps": "by a clock around engine steps"}
+    reported = source.get(stats.timings.source, stats.timings.source)
     return [
         ("tokens/s", f"{_rate(kernel)}: {stats.tokens:,} generated in {stats.seconds:.3g} s"),
-        ("per request", f"{_latency(kernel.request)}: {count}, to their last token, {told}"),
+        ("per request", f"{_latency(kernel.request)}: {count}, to their last token, {reported}"),
         ("to first token", _latency(kernel.first_token)),
-        ("per token", f"{_latency(kernel.token)}: from the one before it"),
+        ("per token", f"{_latency(kernel.token)}: from the previous token"),
         ("KV cache", "unknown" if stats.kv_peak is None else f"peak {stats.kv_peak:.1%}"),
         ("memory", _memory(kernel.memory)),
         ("preemptions", str(stats.preemptions)),
@@ -98,7 +98,7 @@ def _figures(metrics: Metrics) -> list[tuple[str, str]]:
 
 def _result_cache(metrics: Metrics) -> str:
     hits = metrics.kernel.cache_hits
-    text = f"{hits} request{'' if hits == 1 else 's'} answered out of it"
+    text = f"{hits} request{'' if hits == 1 else 's'} answered from it"
     names = {
         Event.CACHE_MISS: "not found",
         Event.CACHE_VERIFIED: "generated again and equal",
@@ -173,7 +173,7 @@ _MOST_POINTS = 60
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """Values over cells, and the threshold between good and bad."""
+    """Values over cells, with a threshold."""
 
     title: str
     unit: str
@@ -183,7 +183,7 @@ class _Series:
 
 
 def plot_of(metrics: Metrics) -> Chart | None:
-    """Return the plot of the latest cells; None where no cell generated anything."""
+    """Return the plot of the latest cells; None if no cell generated anything."""
     cells = [cell for cell in metrics.cells if cell.measures.tokens_per_second][-_MOST_POINTS:]
     if not cells:
         return None

@@ -1,4 +1,4 @@
-"""Scores of recorded tokens as text and JSON: advice, never a verdict."""
+"""Scores of recorded tokens as text and JSON; advisory, never a verdict."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _ADVISORY = (
 )
 _WORDS = {
     Plausibility.PLAUSIBLE: f"plausible here: nothing differs by more than {NEAR_TIE:g}",
-    Plausibility.DOUBTFUL: f"doubtful here: rounding was not seen to move more than {NEAR_TIE:g}",
-    Plausibility.UNKNOWN: "sampled, and recorded without logprobs: nothing can be said",
+    Plausibility.DOUBTFUL: f"doubtful here: no rounding was seen to exceed {NEAR_TIE:g}",
+    Plausibility.UNKNOWN: "sampled, and recorded without logprobs: cannot be judged",
 }
 
 
 def render_text(rescore: Rescore) -> str:
-    """Return the scores as text for people."""
+    """Return the scores as text."""
     lines: list[str] = []
     for book in rescore.notebooks:
         lines += [*_notebook(book), ""]
@@ -92,7 +92,7 @@ def _ties(cell: CellScores) -> str:
 
 
 def _unlikely(cell: CellScores) -> list[tuple[str, str]]:
-    """Name tokens that a greedy record should not hold; a sampled one may hold any."""
+    """List tokens that a greedy generation should not have; a sampled one may have any."""
     found = [(g, item) for g in cell.generations if g.greedy for item in g.unlikely]
     found.sort(key=lambda pair: -pair[1].behind)
     return [("behind", _behind(*pair)) for pair in found[:_SHOWN]]

@@ -1,4 +1,4 @@
-"""What a self-test showed, as a table and as JSON. Pure."""
+"""The result of a self-test, as a table and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["probing_json", "probing_text", "table_text"]
 
 
 def table_text(test: SelfTest) -> str:
-    """Return one test: its method, a line per kernel and per composition, and its reach."""
+    """Return one test: its method, a line per kernel and per batch composition, its reach."""
     verdict = "holds" if test.held else "does not hold"
     lines = [f"batch invariance with method {test.method}: {verdict}"]
     if test.kernels:
@@ -45,7 +45,7 @@ def _row(row: Row) -> tuple[str, str, str, str]:
 
 
 def probing_text(found: Probing) -> str:
-    """Return every method tried, and what could not be."""
+    """Return every method that was tried, and those that could not be."""
     parts = [f"{visible(found.model)} at level {found.level}"]
     parts += [table_text(test) for test in found.tests]
     parts += [visible(note) for note in found.notes]
@@ -53,7 +53,7 @@ def probing_text(found: Probing) -> str:
 
 
 def probing_json(found: Probing) -> str:
-    """Return the same for machines."""
+    """Return the same as a JSON object."""
     value = {
         "schema": "detllm.probe/1",
         "model": found.model,

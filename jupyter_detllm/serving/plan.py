@@ -1,4 +1,4 @@
-"""What a server is started with: command line, variables, method; decided before it is."""
+"""The plan for a server: command line, variables, method; decided before its start."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Place:
 
     @property
     def url(self) -> str:
-        """The address at which it is spoken to from this machine."""
+        """The address for clients on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self.host)  # noqa: S104
         return f"http://{host or (f'[{self.host}]' if ':' in self.host else self.host)}:{self.port}"
 
@@ -180,7 +180,7 @@ class ServePlan:
     method
         The method of batch invariance; None at other levels than `invariant`.
     notice
-        That and why the level is held one sequence at a time, and its cost; "" otherwise.
+        Says that and why the level is held one sequence at a time, with the cost; otherwise "".
     cache
         Where answers are kept; None where each request is generated.
     """
@@ -233,9 +233,9 @@ def plan_server(
     environ
         Variables of this process.
     state
-        Folder in which its worker says what is in force.
+        Folder in which its worker reports the active method.
     platform
-        Where it computes; found out where not given.
+        The platform; detected by default.
     cache
         Where it keeps answers, if it does.
 
@@ -293,8 +293,8 @@ def _method(level: Level, host: Host) -> tuple[Method | None, str]:
 def _check(level: Level) -> None:
     if level is Level.REPEATABLE:
         raise ControlError(
-            "a server does not offer the level repeatable: what shares a batch follows the time "
-            "at which requests arrive",
+            "a server does not offer the level repeatable: it batches requests in the order in "
+            "which they arrive",
             expected="seeded or invariant",
             fix="--level invariant",
         )
@@ -365,7 +365,7 @@ def _environment(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the variables of the server's process, and those of them that the level set."""
     variables = dict(environ)
-    # What a kernel of ours set for an engine in its process is not the user's.
+    # What a kernel of this package set for its own engine is not the user's.
     marked = (item.partition("=")[0] for item in variables.pop(MARKER, "").split())
     for name in marked:
         variables.pop(name, None)
@@ -380,7 +380,7 @@ def _environment(
         ranks=ranks,
     )
     variables.pop(MARKER, None)
-    # Late for this process, and in time for the one that is started.
+    # Late for this process, but in time for the one to be started.
     hash_seed = control_named("PYTHONHASHSEED")
     variables.setdefault(hash_seed.name, str(hash_seed.value))
     set_here = {n: v for n, v in variables.items() if before.get(n) != v}

@@ -1,6 +1,6 @@
-"""A server's process: started, waited for, its level proven, told to end, and never left behind.
+"""A server's process: start, wait, prove the level, stop; it is never left running.
 
-The level is proven as its users meet it: over HTTP, by the self-test.
+The level is proven the way clients use it: over HTTP, by the self-test.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def free_place(host: str, port: int) -> Place:
 
 
 class Server:
-    """A `vllm serve` of ours.
+    """A running `vllm serve`.
 
     Attributes
     ----------
@@ -79,13 +79,12 @@ class Server:
         self._state = state
 
     def wait_ready(self, seconds: float, tick: Callable[[float], None] | None = None) -> None:
-        """Return when it is healthy and its worker has said what is in force.
+        """Wait until it is healthy and its worker has reported the active method.
 
         Raises
         ------
         EngineStartError
-            When it ends before, takes longer, or another method is in force than was
-            asked for.
+            If it exits before, takes longer, or has another method than requested.
         """
         start = time.monotonic()
         while not _healthy(self.plan.place.url):
@@ -143,12 +142,12 @@ class Server:
         return f"the server ended ({ended_how(code)}): {last_lines(self.log, 0)}"
 
     def stop(self) -> None:
-        """Let it end in order, and all that it started; then make sure of it."""
+        """Shut it down with all its processes, then make sure that they have ended."""
         if self._process.poll() is None:
             _signal(self._process.pid, signal.SIGINT, group=False)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_SECONDS)
-        # Its engine and workers are of its group; of those that ended nothing is left to end.
+        # Its engine and workers are in its process group.
         _signal(self._process.pid, signal.SIGKILL, group=True)
         self._process.wait()
 
@@ -157,21 +156,21 @@ class Server:
 def started(
     plan: ServePlan, identity: ModelIdentity, log: TextIO, path: Path, state: Path
 ) -> Iterator[Server]:
-    """Start a server; whatever happens, it has ended afterwards."""
-    told = {
+    """Start a server; it is always stopped afterwards."""
+    reported = {
         "level": plan.level.value,
         "model": identity.to_json(),
         "controls": plan.controls,
         "cache": plan.cache and plan.cache.to_json(),
     }
-    (state / SERVER_FILE).write_text(json.dumps(told), encoding="utf-8")
+    (state / SERVER_FILE).write_text(json.dumps(reported), encoding="utf-8")
     process = subprocess.Popen(
         plan.command,
         stdin=subprocess.DEVNULL,
         stdout=log.fileno(),
         stderr=subprocess.STDOUT,
         env=dict(plan.environ),
-        # The terminal's interrupt is ours to pass on, once.
+        # The terminal's interrupt is passed on from here, once.
         start_new_session=True,
         preexec_fn=_end_with_parent(),
     )
@@ -183,7 +182,7 @@ def started(
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """Return what a child runs so that it ends in order even if this process is killed."""
+    """Return a function for the child, to shut it down even if this process is killed."""
     if sys.platform != "linux":
         return None
     # Looked up before the fork: a child may not take locks that another thread held.
@@ -218,7 +217,7 @@ def _signal(pid: int, number: signal.Signals, *, group: bool) -> None:
 
 
 def proven(plan: ServePlan, progress: Callable[[str], None]) -> str:
-    """Connect to a server of ours and test its level; return what the self-test showed.
+    """Connect to the server and test its level; return the self-test's result.
 
     Empty where the level has no test.
 

@@ -1,8 +1,8 @@
-"""Which change of settings makes a cell give its reference again? One at a time.
+"""Finds the change of settings that makes a cell match its reference, one at a time.
 
-No notebook code is executed: the recorded requests are sent again, each run in a process of
-its own, first twice without a change. It starts from the conditions that the stamp was made
-under, as far as it states them.
+No notebook code is executed: the recorded requests are sent again, each run in a separate
+process, first twice without a change. The starting point is the conditions of the stamp, as far
+as it records them.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class BisectOptions:
     policy
         What counts as equal.
     model
-        What to load, where the notebook's own word is not enough: a folder or hub id.
+        The model to load, if the notebook's own name is not enough: a folder or a hub id.
     options
         Engine options of every run, over the recorded ones.
     only
         Names of the settings to try; empty means all.
     every
-        Go on after the first that makes the difference vanish.
+        Continue after the first that makes the difference disappear.
     timeout
         Longest a run may take, in seconds.
     tokens_total
@@ -171,10 +171,10 @@ def _not_comparable(sides: Sides, policy: Policy) -> str:
     if other:
         return "; ".join(other)
     if not compare_calls(reference.calls, present.calls).pairs:
-        return "the output answers other requests than the reference"
+        return "the output's requests differ from those of the reference"
     requests = (*present.requests, *reference.requests)
     if any(request.prompt is None for request in requests):
-        return "only digests of its prompts are stored, so that they cannot be sent again"
+        return "only digests of its prompts are stored, so they cannot be sent again"
     found = (excess(request) for request in requests)
     for text in found:
         if text is not None:
@@ -188,7 +188,7 @@ def _not_comparable(sides: Sides, policy: Policy) -> str:
 def conditions_of(
     stamp: Stamp, platform: Platform, options: Mapping[str, FieldValue] | None = None
 ) -> tuple[Conditions | None, tuple[str, ...]]:
-    """Return the conditions that the fingerprint of `stamp` tells of, or why it does not.
+    """Return the conditions recorded in the fingerprint of `stamp`, or why there are none.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def conditions_of(
 
 
 def model_of(reference: Stamp, engine: str, asked: str | None) -> str:
-    """Return what is loaded: what the user named, or a recorded model of ours.
+    """Return the model to load: the user's, or a recorded special name.
 
     Raises
     ------
@@ -414,8 +414,11 @@ class _Bisection:
                 if not self._options.every:
                     break
         if self._causes:
-            return Conclusion.CAUSE, f"with {self._causes[0].name} the difference vanishes"
-        return Conclusion.NO_CAUSE, f"none of {len(tried) - 1} changes made the difference vanish"
+            return Conclusion.CAUSE, f"with {self._causes[0].name} the difference disappears"
+        return (
+            Conclusion.NO_CAUSE,
+            f"none of {len(tried) - 1} changes made the difference disappear",
+        )
 
     def _changed(self, trial: Trial) -> Conditions:
         """Return the conditions of a trial: what the user asked for stays as it is."""
@@ -423,7 +426,7 @@ class _Bisection:
         return replace(found, options={**found.options, **self._options.options})
 
     def _key(self, conditions: Conditions) -> tuple[object, ...]:
-        """Return what tells runs apart: two names can stand for the same run."""
+        """Return a key for equal runs, since two names can stand for the same run."""
         job = self._job(conditions)
         return (
             job.spec.level,
@@ -434,7 +437,7 @@ class _Bisection:
         )
 
     def _attempt(self, trial: Trial, conditions: Conditions) -> TrialResult | None:
-        """Run a trial; return it when the difference vanished, and not by chance."""
+        """Run a trial; return it when the difference disappeared, and not by chance."""
         _, result = self._run(trial.name, conditions, trial)
         if result.result is not Result.EQUAL:
             return None
@@ -493,7 +496,7 @@ class _Bisection:
         return self._options.policy.accepts(verdict, comparison), comparison
 
     def _why_equal(self, unchanged: Stamp) -> str:
-        text = "run afresh, the cell gives what the reference holds"
+        text = "in a fresh run the cell matches its reference"
         output = self._sides.present
         if output is self._reference or self._judged(self._reference.calls, output)[0]:
             return text
@@ -502,7 +505,7 @@ class _Bisection:
             return f"{text}; in the output's kernel these controls came late: {', '.join(late)}"
         names = [diff.name for diff in facts_of(output, unchanged).fields]
         if names:
-            return f"{text}; the output was made with another {', '.join(names[:4])}"
+            return f"{text}; the output was made with a different {', '.join(names[:4])}"
         return f"{text}; the output's difference lies in the kernel that made it"
 
 

@@ -123,8 +123,8 @@ def aligned(
 ) -> Override | None:
     """Return the change that puts a field back to its recorded (`left`) value.
 
-    None where nothing here can: another version, another processor, or a value that no
-    reader of ours would have written.
+    None if that is not possible: another version, another processor, or a value that this
+    package would not have written.
     """
     value = diff.left
     if diff.name == "level":
@@ -197,7 +197,7 @@ class Setting:
     cost
         The order: what a user gives up for it, from nothing to most.
     why
-        One sentence: why it can make a difference vanish.
+        One sentence: why it can make a difference disappear.
     adopt
         How to run with it from now on.
     shown_by
@@ -217,7 +217,7 @@ class Setting:
     unless: bool = False
 
     def offered(self, base: Conditions, platform: Platform, levels: Iterable[Level]) -> bool:
-        """Tell whether engine and platform have it."""
+        """Return whether engine and platform have it."""
         return (
             base.engine in self.engines
             and platform in self.platforms
@@ -225,7 +225,7 @@ class Setting:
         )
 
     def in_force(self, base: Conditions, found: Mapping[str, FieldValue]) -> bool:
-        """Tell whether it would change nothing: `found` are the fields of the unchanged run."""
+        """Return whether it would change nothing: `found` are the fields of the unchanged run."""
         if self.shown_by is not None and self.shown_by[0] in found:
             name, value = self.shown_by
             return (found[name] == value) is not self.unless
@@ -247,12 +247,12 @@ def _option(name: str) -> str:
     return f"%detllm use MODEL --{name}"
 
 
-# One row is one thought: the formatter would spread each over a dozen lines.
+# The formatter would spread each row over a dozen lines.
 # fmt: off
 SETTINGS: tuple[Setting, ...] = (
     Setting("alone", _BOTH, _ANY, Override(composition=BatchComposition.ALONE), 10,
             "Kernels depend on the number of rows in a batch.",
-            "give each prompt a cell of its own, or use level invariant"),
+            "give each prompt a separate cell, or use level invariant"),
     Setting("prefix-cache-off", _BOTH, _ANY, Override({"enable_prefix_caching": False}), 20,
             "A cached prefix leaves fewer rows to compute.",
             _option("enable-prefix-caching false"), ("engine.prefix_cache", False)),
@@ -261,7 +261,7 @@ SETTINGS: tuple[Setting, ...] = (
             _option("enable-prefix-caching true"), ("engine.prefix_cache", True)),
     Setting("in-process", _VLLM, _ANY,
             Override(environ={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}), 24,
-            "In a process of its own the engine batches requests by the time they arrive.",
+            "In its own process the engine batches requests by time of arrival.",
             "level repeatable, or VLLM_ENABLE_V1_MULTIPROCESSING=0 before Python starts",
             ("controls.VLLM_ENABLE_V1_MULTIPROCESSING", "0")),
     Setting("async-scheduling-off", _VLLM, _ANY, Override({"async_scheduling": False}), 25,
@@ -281,11 +281,11 @@ SETTINGS: tuple[Setting, ...] = (
             _option("max-num-seqs 1"), ("engine.max_num_seqs", 1)),
     Setting("flashinfer-sampler-off", _VLLM, _CUDA,
             Override(environ={"VLLM_USE_FLASHINFER_SAMPLER": "0"}), 40,
-            "FlashInfer's sampler draws in another way than the seeded one.",
+            "FlashInfer's sampler draws differently from the seeded one.",
             "level repeatable, or VLLM_USE_FLASHINFER_SAMPLER=0 before Python starts",
             ("controls.VLLM_USE_FLASHINFER_SAMPLER", "0")),
     Setting("split-kv-off", _VLLM, _CPU, Override(environ={"VLLM_CPU_ATTN_SPLIT_KV": "0"}), 45,
-            "Attention splits its KV range by free threads, so by the size of the batch.",
+            "Attention splits its KV range over idle threads, so by batch size.",
             "VLLM_CPU_ATTN_SPLIT_KV=0 before Python starts",
             ("controls.VLLM_CPU_ATTN_SPLIT_KV", "0")),
     Setting("triton-attention", _VLLM, _CUDA, Override({"attention_backend": "TRITON_ATTN"}), 50,
@@ -313,7 +313,7 @@ SETTINGS: tuple[Setting, ...] = (
             "The recorded run may have been compiled.",
             _option("enforce-eager false"), ("engine.compile", "eager"), True),
     Setting("float32", _BOTH, _ANY, Override({"dtype": "float32"}), 90,
-            "In float32 sums in another order differ too little to change a token.",
+            "In float32, the order of sums changes too little to flip a token.",
             "%detllm --dtype float32", ("engine.dtype", "float32")),
     Setting("level-invariant", _BOTH, _ANY, Override(level=Level.INVARIANT), 95,
             "A generation then does not depend on what shares its batch.",
@@ -362,7 +362,7 @@ def plan(
     diffs
         Recorded against found (batch and level as fields), the likeliest cause first.
     platform, levels
-        Where it runs, and the levels that can be had.
+        Where it runs, and the available levels.
     only
         Names of rows; with any, nothing else is tried.
     """
@@ -476,9 +476,9 @@ class BisectReport:
     trials
         The runs in order, the unchanged ones first.
     causes
-        The changes that made the difference vanish, the smallest first.
+        The changes that made the difference disappear, the smallest first.
     out_of_reach
-        Fields that differ and that no setting can put back here.
+        Fields that differ and that no setting can restore here.
     """
 
     path: str

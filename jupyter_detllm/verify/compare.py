@@ -242,8 +242,8 @@ def _remember(cell: CellView | None, side: _Side, known: dict[str, tuple[Fingerp
     found = stamp.environment if stamp is not None else None
     if stamp is None or found is None:
         return ""
-    told = sorted([*found.identity.items(), *found.informational.items()])
-    key = f"{side.name} {stamp.fingerprint_digest} {told}"
+    reported = sorted([*found.identity.items(), *found.informational.items()])
+    key = f"{side.name} {stamp.fingerprint_digest} {reported}"
     known.setdefault(key, (found, str(stamp.fingerprint_digest)))
     return key
 

@@ -1,7 +1,7 @@
 """One engine at a time on a device, across the processes of this user on this machine.
 
-Two engines that share a GPU get other memory than one that is alone, so another number
-of KV blocks, or none at all. The CPU counts as one device for the same reason.
+Two engines that share a GPU get less memory than one alone, so a different number of KV blocks,
+or none at all. The CPU counts as one device for the same reason.
 """
 
 from __future__ import annotations

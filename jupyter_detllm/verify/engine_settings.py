@@ -1,8 +1,8 @@
 """From a recorded fingerprint to the engine that its requests are sent to, and its settings. Pure.
 
-A fingerprint out of a notebook is somebody else's text: a field becomes an option only
-through a row here, and only with a value its row knows. What cannot be set again is a
-reason, never a guess. The engine is of the recorded kind, or a server the user names.
+A notebook's fingerprint is untrusted: a field becomes an option only through a row here, and
+only with a value that the row knows. A setting that cannot be restored is a reason, never a
+guess. The engine is of the recorded kind, or a server that the user names.
 """
 
 from __future__ import annotations
@@ -202,9 +202,9 @@ def settings_of(
 
 
 def _elsewhere(row: Row, value: FieldValue, platform: Platform) -> bool:
-    """Tell whether a field names what exists on another platform only.
+    """Return whether a field names what exists on another platform only.
 
-    The engine then runs with this platform's, and the fingerprints tell the difference.
+    The engine then runs with this platform's, and the fingerprints show the difference.
     """
     if row.name != "engine.attention_backend":
         return False
@@ -285,22 +285,22 @@ def on_server(address: str, served: str = "") -> Chooser:
     return choose
 
 
-def known_of(told: ModelIdentity, recorded: ModelIdentity) -> ModelIdentity:
-    """Return the identity a server tells, with the recorded parts where it tells none."""
+def known_of(reported: ModelIdentity, recorded: ModelIdentity) -> ModelIdentity:
+    """Return the identity that a server reports, with recorded values for missing parts."""
     return replace(
-        told,
-        weights=told.weights or recorded.weights,
-        tokenizer=told.tokenizer or recorded.tokenizer,
-        chat_template=told.chat_template or recorded.chat_template,
-        adapter=told.adapter or recorded.adapter,
+        reported,
+        weights=reported.weights or recorded.weights,
+        tokenizer=reported.tokenizer or recorded.tokenizer,
+        chat_template=reported.chat_template or recorded.chat_template,
+        adapter=reported.adapter or recorded.adapter,
     )
 
 
 def facts_on_server(reference: Stamp, actual: Stamp, present_source: str) -> Facts:
     """Return the facts about a stamp and what a server made of its requests.
 
-    Its level is no reason not to compare: the user asked for this comparison. What the
-    server does not tell can be no difference; that it does not is one, named as such.
+    Its level does not prevent the comparison, which the user requested. What the server does not
+    report cannot differ; that it is not reported is a difference of its own, named as such.
     """
     comparable = replace(
         actual, model=known_of(actual.model, reference.model), level=reference.level

@@ -1,7 +1,7 @@
 """Recorded requests sent to one engine, and what is reported of it, event by event.
 
-A job runs in a process of its own (`worker`): environment controls hold for a process's first
-engine only, and what an engine allocated goes with its process. Jobs and events are msgspec
+A job runs in a separate process (`worker`): environment controls apply only to a process's first
+engine, and an engine's allocations are freed with its process. Jobs and events are msgspec
 structs; in a pipe, each is MessagePack after its length.
 """
 
@@ -283,7 +283,7 @@ def _with_tokens(engine: Engine, request: GenerationRequest) -> GenerationReques
     ids = _resolved(engine, request.prompt).token_ids
     if prompt_digest(ids) != request.prompt_tokens:
         raise RequestError(
-            f"the prompt has other tokens here ({len(ids)}, recorded {request.prompt_length}): "
+            f"the prompt has different tokens here ({len(ids)}, recorded {request.prompt_length}): "
             "tokenizer or chat template differ, or their versions"
         )
     return replace(request, token_ids=ids, prompt_length=len(ids))

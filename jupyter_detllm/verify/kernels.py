@@ -1,4 +1,4 @@
-"""A fresh kernel in this environment: started with a log, and what became of it."""
+"""Fresh kernels in this environment: started with a log, and how they ended."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Recorded requests of any number of notebooks, grouped by the engine they need. Pure.
 
-One group is one engine start. A recorded call stays one call, except at the level
-`invariant`, whose promise is that a batch may be anything. What a notebook may ask of an
-engine is what the user permits, bounded before anything is started.
+One group is one engine start. A recorded call stays one call, except at level `invariant`, where
+batches may be anything. A notebook may only request what the user permits, and this is checked
+before anything is started.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def _recorded(key: Key, view: CellView, choose: Chooser, *, any_stamp: bool) -> 
     if view.problems or stamp is None:
         return check_cell(view)
     if view.skipped:
-        return _not_comparable("its tag says so: not run")
+        return _not_comparable("skipped by its tag: not run")
     if not any_stamp and source_digest(view.source) != stamp.source:
         return decide(Facts(source_changed=True))
     reasons = _unusable(stamp)

@@ -77,7 +77,7 @@ def replay_paths(
     permissions
         What the notebooks may ask for.
     watcher
-        Told how far the run has come.
+        Called with the progress of the run.
     runner
         How a group's job is run; in a process of its own by default.
     choose

@@ -191,7 +191,7 @@ def execute(notebook: JsonObject, folder: Path, options: ExecutionOptions, say: 
     Raises
     ------
     ExecutionError
-        When no kernel can be had at all.
+        If no kernel is available.
     KeyboardInterrupt
         When the user interrupts; the kernel is gone then.
     """

@@ -1,8 +1,8 @@
 """Recorded tokens scored by an engine of this machine: advisory, nothing is judged.
 
-A prefill computes what a decode computed, but not in the same order: on one machine and
-one version a logprob can differ by some tenths. So a score says how plausible a record
-is here, and never that something failed.
+A prefill computes the same as a decode, but in another order: even on one machine and version a
+logprob can differ by some tenths. So a score says how plausible a record is here, never that
+something failed.
 """
 
 from __future__ import annotations

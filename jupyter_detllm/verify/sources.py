@@ -1,8 +1,8 @@
-"""A notebook file to the dict of its JSON, and what is needed to write it back alike.
+"""Reads a notebook file to the dict of its JSON, with what is needed to write it back alike.
 
-Only the standard library is imported: a check of a hundred cells must not pay for nbformat.
-Whatever is wrong with a file is one `NotebookError`. `JsonStyle` is how a file spells its
-JSON, and spells a value the same way.
+Only the standard library is imported, so that a check does not pay for nbformat. Any problem
+with a file is one `NotebookError`. `JsonStyle` is the formatting of a file's JSON, and formats a
+value in the same way.
 """
 
 from __future__ import annotations

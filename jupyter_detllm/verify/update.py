@@ -1,7 +1,7 @@
 """The only place that writes notebooks.
 
-A file is replaced whole: whoever reads, at any moment, sees the old or the new one. A
-running Jupyter server that has it open is named.
+A file is replaced atomically: readers see either the old or the new one. If a running Jupyter
+server has it open, there is a warning.
 
 Jupyter's trust is kept: a notebook that was trusted is signed again after a write. nbformat
 signs the whole notebook as it reads it, which is what a Jupyter server checks when it opens
@@ -79,7 +79,7 @@ def write_notebook(file: NotebookFile, notebook: JsonObject) -> WriteResult:
     check_writable(target)
     if digest_of_file(target) != file.sha256:
         raise NotebookError(
-            f"{file.path} was changed by another program meanwhile: nothing was written",
+            f"{file.path} was changed by another program: nothing was written",
             fix="run the command again",
         )
     parts = file.style.parts(notebook)
@@ -101,7 +101,7 @@ def _target(path: Path) -> Path:
 
 
 def _are(parts: list[Part], raw: bytes) -> bool:
-    """Tell whether `parts` one after the other are `raw`."""
+    """Return whether `parts` one after the other are `raw`."""
     view, at = memoryview(raw), 0
     for part in parts:
         if view[at : at + len(part)] != part:
@@ -150,7 +150,7 @@ def check_writable(target: Path) -> None:
 
 
 def replace_file(target: Path, parts: Iterable[Part], unchanged: Callable[[], bool]) -> None:
-    """Replace `target` by `parts`, one after the other: written beside it, synced, renamed over it.
+    """Replace `target` by the concatenated `parts`: write a temporary file, sync, rename.
 
     Mode, extended attributes and, where permitted, the owner are kept. A kill leaves
     the old file, or the new one, and at most a temporary file that the next write of
@@ -202,7 +202,7 @@ def _write_and_rename(
         os.fsync(file.fileno())
         if not unchanged():
             raise NotebookError(
-                f"{target} was changed by another program meanwhile: nothing was written",
+                f"{target} was changed by another program: nothing was written",
                 fix="close it there and run the command again",
             )
         os.replace(temporary, target)
@@ -223,7 +223,7 @@ def clean_leftovers(target: Path) -> None:
 
 
 def _abandoned(path: Path) -> bool:
-    """Tell whether nobody holds the lock that a writer holds on its temporary file."""
+    """Return whether nobody holds the lock that a writer holds on its temporary file."""
     try:
         handle = os.open(path, os.O_RDWR)
     except OSError:

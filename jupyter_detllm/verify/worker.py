@@ -1,4 +1,4 @@
-"""A job in a process of its own: controls set before Python starts, gone with its engine.
+"""Runs a job in a separate process: controls set before Python starts, freed with its engine.
 
 ``python -m jupyter_detllm.verify.worker`` reads one job from stdin and writes its events to
 stdout, as `jupyter_detllm.verify.job` defines both. Nothing else gets there: what libraries
@@ -85,13 +85,13 @@ def run_in_worker(
 @contextlib.contextmanager
 def _child(environ: Mapping[str, str], errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        # -P: nothing beside the notebook is imported.
+        # -P: nothing next to the notebook is imported.
         [sys.executable, "-P", "-m", "jupyter_detllm.verify.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
         env=environ,
-        # The terminal's interrupt is ours to pass on, once.
+        # The terminal's interrupt is passed on from here, once.
         start_new_session=True,
     )
     try:
@@ -123,7 +123,7 @@ def _exchange(process: subprocess.Popen[bytes], job: Job, report: Listener) -> b
     """Send a child its job and pass its events on; return whether it did all of it."""
     if process.stdin is None or process.stdout is None:
         raise AssertionError("both are pipes")
-    # The pipe stays open: its end tells the child that we have gone.
+    # The pipe stays open: its end signals the child that the parent has ended.
     with contextlib.suppress(BrokenPipeError):
         write_message(process.stdin, job)
     events = msgspec.msgpack.Decoder(JobEvent)
@@ -164,7 +164,7 @@ def _death(code: int, log: Path) -> str:
 
 
 def _is_single_process(job: Job) -> bool:
-    """Tell whether the engine has no process but this one."""
+    """Return whether the engine has no process but this one."""
     return ranks_of(job.spec.options) == 1
 
 

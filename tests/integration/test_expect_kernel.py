@@ -53,7 +53,7 @@ def test_tries_are_stamped_and_metrics_are_in_no_compared_output(tmp_path: Path)
     assert text(left, 2).endswith("| 1 text not as expected, 2 tries")
     assert errors(greedy) == [
         "ExpectationError: the text is not as expected after one try (no match); another try "
-        "would give the same text. Try: --temperature 0.8, or --unmet warn to go on"
+        "would give the same text. Try: --temperature 0.8, or --unmet warn to continue"
     ]
     # The text is there, and the cell failed: no stamp.
     assert [output["output_type"] for output in greedy["outputs"]] == ["display_data", "error"]

@@ -21,7 +21,7 @@ def test_help_is_given_where_it_is_asked_for() -> None:
 def test_dashes_of_a_word_processor_are_named() -> None:
     cells = execute(LOAD, "%detllm \u2013seed 4", "%%detgen a \u2014temperature 0\nx")
     assert errors(cells[1]) == [
-        "UsageError: '\u2013seed' begins with another dash than a keyboard's. Try: --seed"
+        "UsageError: '\u2013seed' begins with a dash that is not a hyphen. Try: --seed"
     ]
     assert "Try: --temperature" in errors(cells[2])[0]
 

@@ -228,7 +228,7 @@ def test_check_says_what_the_saved_file_holds(tmp_path: Path) -> None:
         "%detllm check --policy best",
     )
     assert errors(cells[1]) == [
-        "UsageError: the front end does not tell which file this notebook is; "
+        "UsageError: the front end does not report which file this notebook is; "
         "expected its name. Try: %detllm check FILE.ipynb"
     ]
     for cell in (cells[2], cells[4]):

@@ -1,4 +1,4 @@
-"""A kernel of ours, started by Jupyter: nothing is late in it."""
+"""A kernel of this package, started by Jupyter: nothing is late in it."""
 
 from __future__ import annotations
 

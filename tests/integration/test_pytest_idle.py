@@ -1,4 +1,4 @@
-"""The plugin installed and not in use: nothing of ours and nothing heavy is imported."""
+"""The plugin installed and not in use: nothing of this package and nothing heavy is imported."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_another_process_is_answered_with_what_the_first_generated(
     demo_model: Path, tmp_path: Path
 ) -> None:
     first, second = stamps_of(tmp_path), stamps_of(tmp_path)
-    # At the level invariant a request is kept alone, and found in any company.
+    # At the level invariant a request is kept alone, and found in any batch.
     invariant = first[0].level is Level.INVARIANT
     assert [stamp.cached for stamp in first] == [0, 1 if invariant else 0, 0]
     assert [stamp.cached for stamp in second] == [1, 2, 0]

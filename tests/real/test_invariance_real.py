@@ -88,7 +88,7 @@ def test_a_kernel_that_follows_its_batch_is_found_and_named(found: dict[str, Any
     assert not rows["held"]
     first = {name: first for name, _, _, first in rows["rows"]}
     assert first["attention 9/3 heads of 64, full"] == ""
-    assert first["linear 576 -> 960"] == "row 0 of 2: other bits than alone"
+    assert first["linear 576 -> 960"] == "row 0 of 2: different bits than alone"
     attention = found["kernels"]["odd attention"]["rows"][0]
     assert attention[2] < attention[1]
     assert "tokens, " in attention[3]

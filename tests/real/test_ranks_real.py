@@ -1,4 +1,4 @@
-"""Two ranks on this CPU: what they tell, interrupts, a rank that dies, one rank against two."""
+"""Two ranks on this CPU: their reports, interrupts, a rank that dies, one rank against two."""
 
 from __future__ import annotations
 
@@ -113,6 +113,6 @@ def test_nothing_is_left_of_it_and_the_next_start_works(ranks: dict[str, Any]) -
 
 def test_the_level_invariant_is_refused_in_one_line(ranks: dict[str, Any]) -> None:
     line = ranks["invariant"]
-    assert "no method of batch invariance is for this engine" in line
+    assert "no method of batch invariance applies here" in line
     assert "the engine's workers are other processes with tensor or pipeline parallelism" in line
     assert "--level repeatable" in line

@@ -1,3 +1,3 @@
-"""The kinds of finding, by what they look at; the table is `jupyter_detllm.doctor.table`."""
+"""The kinds of finding, by subject; the table is in `jupyter_detllm.doctor.table`."""
 
 __all__: list[str] = []

@@ -37,7 +37,7 @@ _NO_DRAW = frozenset({"seed", "getstate", "setstate", "get_state", "set_state", 
 
 
 def seeds_in(code: Code) -> dict[str, list[Place]]:
-    """Return each stream that is seeded, with where."""
+    """Return each seeded stream with its place."""
     found: dict[str, list[Place]] = {}
     for call in code.calls:
         streams = _SEED_CALLS.get(call.name, STREAMS if ends_in(call.name, _SEED_ALL_CALLS) else ())
@@ -50,7 +50,7 @@ def seeds_in(code: Code) -> dict[str, list[Place]]:
 
 
 def draws_in(code: Code) -> dict[str, list[Place]]:
-    """Return each stream that is drawn from without a generator of its own, with where."""
+    """Return each stream that is used without a separate generator, with its place."""
     found: dict[str, list[Place]] = {}
     for call in code.calls:
         head, _, last = call.name.rpartition(".")
@@ -89,8 +89,8 @@ def find_seed_after_load(scene: Scene) -> Look:
     for stream, places in sorted(seeds_in(code).items()):
         if min(places) > first:
             evidence = f"{stream} is seeded after the model was loaded ({first})"
-            mend = f"seed it above {first}: %detllm --seed 0 there seeds everything"
-            found.append(Finding(Severity.WRONG, evidence, mend, str(min(places))))
+            fix = f"seed it above {first}: %detllm --seed 0 there seeds everything"
+            found.append(Finding(Severity.WRONG, evidence, fix, str(min(places))))
     return found
 
 
@@ -102,7 +102,7 @@ _SEED_LINES = {
 
 
 def find_partial_seeding(scene: Scene) -> Look:
-    """Return the streams that are drawn from and never seeded, or only afterwards."""
+    """Return the streams that are used but never seeded, or only afterwards."""
     code = scene.code
     if code is None:
         return None
@@ -114,16 +114,16 @@ def find_partial_seeding(scene: Scene) -> Look:
             continue
         when = f"only later ({seeded})" if seeded else f"never: {others} is seeded"
         evidence = f"{stream} is drawn from and seeded {when}"
-        mend = f"%detllm --seed 0 in the first cell, or {_SEED_LINES[stream]}"
-        found.append(Finding(Severity.WRONG, evidence, mend, str(first)))
+        fix = f"%detllm --seed 0 in the first cell, or {_SEED_LINES[stream]}"
+        found.append(Finding(Severity.WRONG, evidence, fix, str(first)))
     for call in code.calls_to(
         "numpy.random.default_rng", "random.Random", "numpy.random.RandomState"
     ):
         if call.argument(0) in (MISSING, None) and call.keyword("seed") in (MISSING, None):
             name = call.name.rsplit(".", 1)[-1]
-            mend = f"{name}(0)"
+            fix = f"{name}(0)"
             evidence = f"{name}() without a seed starts anew in every run"
-            found.append(Finding(Severity.WRONG, evidence, mend, str(call.place)))
+            found.append(Finding(Severity.WRONG, evidence, fix, str(call.place)))
     return found
 
 
@@ -134,7 +134,7 @@ _PROCESSES = ("multiprocessing.Process", "joblib.Parallel", "torch.multiprocessi
 
 
 def find_worker_seeding(scene: Scene) -> Look:
-    """Return loaders and pools without anything that seeds their workers."""
+    """Return loaders and pools that do not seed their workers."""
     code = scene.code
     if code is None:
         return None
@@ -171,7 +171,7 @@ _GREEDY_FIX = "%detllm --level invariant, before the engine starts"
 
 
 def find_temperature_zero(scene: Scene) -> Look:
-    """Return the first greedy request that nothing makes independent of its batch."""
+    """Return the first greedy request that may depend on its batch."""
     code = scene.code
     if code is None:
         return None
@@ -194,7 +194,7 @@ def _greedy_finding(item: Sampling, severity: Severity) -> Finding:
 
 
 def _level_in_force(scene: Scene, code: Code) -> Level | None:
-    """Return the level in force, or the last one that the notebook names."""
+    """Return the current level, or the last one in the notebook."""
     if scene.live is not None and scene.live_field("engine.dtype") is not None:
         return scene.live.level
     named = None
@@ -208,7 +208,7 @@ def _level_in_force(scene: Scene, code: Code) -> Level | None:
 
 
 def find_unseeded_sampling(scene: Scene) -> Look:
-    """Return each place that samples and gives no seed."""
+    """Return each place that samples without a seed."""
     code = scene.code
     if code is None:
         return None
@@ -224,15 +224,15 @@ def find_unseeded_sampling(scene: Scene) -> Look:
 
 
 def _unseeded_finding(item: Sampling) -> Finding:
-    mend = "seed=0, another for each request; or %%detgen, which derives one for each"
+    fix = "seed=0, with a different seed for each request; or %%detgen, which derives one for each"
     if item.what.startswith("generate("):
-        mend = "transformers.set_seed(0) before it"
+        fix = "transformers.set_seed(0) before it"
     if item.seed is OPAQUE or (item.temperature is OPAQUE and item.seed is MISSING):
         evidence = f"{item.what}: whether it samples with a seed is known only when it runs"
-        return Finding(Severity.UNKNOWN, evidence, mend, str(item.place))
+        return Finding(Severity.UNKNOWN, evidence, fix, str(item.place))
     at = "the model's own" if item.temperature is MISSING else str(item.temperature)
     evidence = f"{item.what} samples at temperature {at} without a seed"
-    return Finding(Severity.WRONG, evidence, mend, str(item.place))
+    return Finding(Severity.WRONG, evidence, fix, str(item.place))
 
 
 def find_training_mode(scene: Scene) -> Look:
@@ -274,14 +274,14 @@ def _training_in_code(code: Code) -> list[Finding]:
 
 
 def find_unread_code(scene: Scene) -> Look:
-    """Return the cells that are no Python even without their magics."""
+    """Return the cells that are not Python even without their magics."""
     if scene.code is None:
         return None
     return [
         Finding(
             Severity.UNKNOWN,
             "its code cannot be parsed: nothing about it is known",
-            "mend the syntax, or make it a raw cell",
+            "fix the syntax, or make it a raw cell",
             f"cell {number}",
         )
         for number in scene.code.unparsed

@@ -21,19 +21,19 @@ __all__ = [
 ]
 
 _PREFIX_CACHE = "enable_prefix_caching"
-_PREFIX_WHY = "a prompt whose beginning is cached is computed in another shape than a new one"
+_PREFIX_WHY = "a prompt with a cached beginning is computed in a different shape from a new one"
 _PREFIX_FIX = "enable_prefix_caching=False"
 
 
 def find_prefix_cache(scene: Scene) -> Look:
-    """Return where the prefix cache is on, by option, by vLLM's default, or in the engine."""
+    """Return where the prefix cache is on: by option, by default, or in the engine."""
     if scene.code is None and scene.live is None:
         return None
     found = []
     if scene.live_field("engine.prefix_cache") is True:
         evidence = f"the running engine has its prefix cache on: {_PREFIX_WHY}"
-        mend = "%detllm release, then %detllm use without --enable-prefix-caching"
-        found.append(Finding(Severity.RISK, evidence, mend, "this kernel"))
+        fix = "%detllm release, then %detllm use without --enable-prefix-caching"
+        found.append(Finding(Severity.RISK, evidence, fix, "this kernel"))
     if scene.code is None:
         return found
     greedy = any(item.greedy for item in sampling(scene.code))
@@ -96,8 +96,8 @@ def find_quantised_model(scene: Scene) -> Look:
     for model in scene.models:
         if model.config is None:
             evidence = f"whether {model.name} is quantised is not known: its config is not here"
-            mend = "jupyter detllm doctor --model FOLDER, with config.json in it"
-            found.append(Finding(Severity.UNKNOWN, evidence, mend))
+            fix = "jupyter detllm doctor --model FOLDER, with config.json in it"
+            found.append(Finding(Severity.UNKNOWN, evidence, fix))
             continue
         scheme = scheme_of(model.config)
         if scheme is not None:
@@ -200,7 +200,7 @@ _UNKNOWN_VARIABLES = {row.name: row for row in NO_EFFECT}
 
 
 def find_unknown_options(scene: Scene) -> Look:
-    """Return what is set or written and read by nothing."""
+    """Return variables and options that nothing reads."""
     found = [
         Finding(Severity.WRONG, f"{name}={scene.environ[name]:.60} is set: {row.why}", _use(name))
         for name, row in _UNKNOWN_VARIABLES.items()
@@ -226,8 +226,8 @@ def _in_code(code: Code) -> Iterator[Finding]:
         right = _BACKENDS.get(str(given.value).upper())
         if right is not None:
             evidence = f"there is no attention backend {given.value}"
-            mend = f'attention_backend="{right}"'
-            yield Finding(Severity.WRONG, evidence, mend, str(given.place))
+            fix = f'attention_backend="{right}"'
+            yield Finding(Severity.WRONG, evidence, fix, str(given.place))
     for place, name in _unknown_variables(code):
         yield Finding(
             Severity.WRONG, f"{name} is set: {_UNKNOWN_VARIABLES[name].why}", _use(name), str(place)

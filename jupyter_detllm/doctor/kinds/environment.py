@@ -37,7 +37,7 @@ _HEAVY_MODULES = {
 
 
 def find_late_controls(scene: Scene) -> Look:
-    """Return what is late in the kernel, and what the notebook's order makes late."""
+    """Return controls that are late in the kernel or by the notebook's order."""
     if scene.live is None and scene.code is None:
         return None
     found = [] if scene.live is None else _late_live(scene.live)
@@ -46,7 +46,7 @@ def find_late_controls(scene: Scene) -> Look:
 
 def _late_live(live: Live) -> list[Finding]:
     if live.report is None:
-        evidence = "nothing is set up in this kernel, so which controls are in force is not known"
+        evidence = "nothing is set up in this kernel, so its controls are not known"
         return [Finding(Severity.UNKNOWN, evidence, "%detllm --seed 42")]
     return [
         Finding(
@@ -66,8 +66,8 @@ def _late_in_code(code: Code) -> list[Finding]:
     setup, heavy = uses_detllm(code), code.first_import("torch", "vllm", "transformers")
     if setup is not None and heavy is not None and heavy < setup:
         evidence = f"%detllm comes after torch or vllm was imported ({heavy})"
-        mend = f"move it above {heavy}, or: {_INSTALL_KERNEL}"
-        found.append(Finding(Severity.WRONG, evidence, mend, str(setup)))
+        fix = f"move it above {heavy}, or: {_INSTALL_KERNEL}"
+        found.append(Finding(Severity.WRONG, evidence, fix, str(setup)))
     controls = {control.name: control for control in ENV_CONTROLS}
     for place, name in _set_in(code):
         control = controls.get(name)
@@ -75,7 +75,7 @@ def _late_in_code(code: Code) -> list[Finding]:
             continue
         first = code.first_import(*_HEAVY_MODULES.get(control.precedes, ()))
         if control.precedes is Event.INTERPRETER_START:
-            evidence = f"{name} is set in a cell, and only Python's start reads it"
+            evidence = f"{name} is set in a cell, but only read when Python starts"
             found.append(Finding(Severity.WRONG, evidence, _INSTALL_KERNEL, str(place)))
         elif first is not None and first < place:
             evidence = f"{name} is set after {first}, and must be before {control.precedes}"
@@ -112,7 +112,7 @@ _STEPWISE = "start without it and let `jupyter detllm bisect` name what is neede
 
 
 def find_deterministic_algorithms(scene: Scene) -> Look:
-    """Return operators that will fail, or warn, under deterministic algorithms."""
+    """Return operators that fail or warn with deterministic algorithms."""
     if scene.code is None and scene.live is None:
         return None
     found = []
@@ -129,12 +129,12 @@ def _algorithms_in_code(code: Code, platform: Platform) -> list[Finding]:
     switches = code.calls_to("torch.use_deterministic_algorithms")
     on = [call for call in switches if call.argument(0) is True or call.keyword("mode") is True]
     opaque = [c for c in switches if OPAQUE in (c.argument(0), c.keyword("mode"))]
-    mend = "torch.use_deterministic_algorithms(True, warn_only=True)"
+    fix = "torch.use_deterministic_algorithms(True, warn_only=True)"
     found = [
         Finding(
             Severity.UNKNOWN,
             "whether deterministic algorithms are on is known only when this runs",
-            mend,
+            fix,
             str(call.place),
         )
         for call in opaque
@@ -150,7 +150,7 @@ def _algorithms_in_code(code: Code, platform: Platform) -> list[Finding]:
             evidence = (
                 f"{name} on CUDA{when} {what}: deterministic algorithms are on ({call.place})"
             )
-            found.append(Finding(severity, evidence, _STEPWISE if warns else mend, str(place)))
+            found.append(Finding(severity, evidence, _STEPWISE if warns else fix, str(place)))
     return found
 
 
@@ -198,8 +198,8 @@ def _tf32_in_code(code: Code, severity: Severity) -> list[Finding]:
         value = call.argument(0)
         if value in ("high", "medium"):
             evidence = f"set_float32_matmul_precision({value!r}): {_TF32_WHY}"
-            mend = 'torch.set_float32_matmul_precision("highest")'
-            found.append(Finding(severity, evidence, mend, str(call.place)))
+            fix = 'torch.set_float32_matmul_precision("highest")'
+            found.append(Finding(severity, evidence, fix, str(call.place)))
         elif value is OPAQUE:
             evidence = "the precision of float32 products is known only when this runs"
             found.append(Finding(Severity.UNKNOWN, evidence, _TF32_FIX, str(call.place)))
@@ -223,9 +223,9 @@ def find_two_environments(scene: Scene) -> Look:
         and scene.server
         and _environment_differs(scene.server, scene.executable)
     ):
-        evidence = "the server runs in another environment than this kernel"
-        mend = "%pip install here (not !pip); for JupyterLab's panel install in the server's too"
-        found.append(Finding(Severity.NOTE, evidence, mend))
+        evidence = "the server runs in a different environment from this kernel"
+        fix = "%pip install here (not !pip); for JupyterLab's panel install in the server's too"
+        found.append(Finding(Severity.NOTE, evidence, fix))
     if scene.live is None:
         found += _of_notebook(scene, kernel)
     return found
@@ -243,13 +243,13 @@ def _of_notebook(scene: Scene, kernel: str) -> list[Finding]:
         ]
     # A bare name such as "python3" is found on PATH when the kernel is started.
     if Path(python).is_absolute() and _environment_differs(python, scene.executable):
-        evidence = f"the notebook's kernel {kernel!r:.60} starts another Python than this one"
+        evidence = f"the notebook's kernel {kernel!r:.60} starts a different Python"
         return [Finding(Severity.RISK, evidence, _INSTALL_THERE)]
     return []
 
 
 def _environment_differs(left: str, right: str) -> bool:
-    """Tell whether two interpreters belong to two environments: links are not followed."""
+    """Return whether two interpreters are in different environments; links are not followed."""
     return Path(left).parent != Path(right).parent
 
 
@@ -260,7 +260,7 @@ def find_hash_seed(scene: Scene) -> Look:
     else:
         in_force = scene.live.hash_seed
     if in_force == "unknown":
-        evidence = "this platform does not tell which PYTHONHASHSEED Python started with"
+        evidence = "this platform does not report which PYTHONHASHSEED Python started with"
         return [Finding(Severity.UNKNOWN, evidence, _INSTALL_KERNEL)]
     if in_force != "random":
         return []
@@ -272,7 +272,7 @@ def find_hash_seed(scene: Scene) -> Look:
 
 
 def find_omp_threads(scene: Scene) -> Look:
-    """Return whether nothing pins the thread count; on a GPU it changes no result."""
+    """Return whether the thread count is not pinned; on a GPU it changes no result."""
     if scene.platform is not Platform.CPU:
         return None
     if scene.environ.get("OMP_NUM_THREADS"):
@@ -301,12 +301,10 @@ def find_dockerfile_seed(scene: Scene) -> Look:
             seeds = _SEEDS_IN_RUN.search(instruction)
             if seeds is None:
                 continue
-            evidence = f"RUN {seeds[0]} holds while the image is built, and not when it runs"
+            evidence = f"RUN {seeds[0]} applies while the image is built, not when it runs"
             name, value = seeds["name"], seeds["value"]
-            mend = (
-                f"ENV {name}={value}" if name else "%detllm --seed 0 in the notebook's first cell"
-            )
-            found.append(Finding(Severity.WRONG, evidence, mend, f"{path.name}, line {line}"))
+            fix = f"ENV {name}={value}" if name else "%detllm --seed 0 in the notebook's first cell"
+            found.append(Finding(Severity.WRONG, evidence, fix, f"{path.name}, line {line}"))
     return found
 
 

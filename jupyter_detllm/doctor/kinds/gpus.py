@@ -21,21 +21,21 @@ def each_gpu(
     scene: Scene,
     one: Callable[[GpuHealth], Look],
     what: str,
-    mend: str,
+    fix: str,
     *,
     absent: bool = False,
 ) -> Look:
-    """Ask `one` about every GPU; None where there is none.
+    """Call `one` for every GPU; None if there is none.
 
     Parameters
     ----------
     one
-        Returns its findings, or None where the driver does not tell.
-    what, mend
-        What is unknown then, and how to find out.
+        Returns its findings, or None if the driver does not report it.
+    what, fix
+        What is then unknown, and how to find out.
     absent
-        Whether a driver that does not answer means that the GPU has no such thing;
-        only a driver that cannot be reached at all is unknown then.
+        Whether no answer means that the GPU lacks the feature; then only an unreachable
+        driver is unknown.
     """
     if scene.gpus is None:
         evidence = f"{what}: the driver's library does not answer"
@@ -46,8 +46,8 @@ def each_gpu(
     for gpu in scene.gpus:
         answer = one(gpu)
         if answer is None and not absent:
-            evidence = f"the driver does not tell {what}"
-            found.append(Finding(Severity.UNKNOWN, evidence, mend, gpu.label))
+            evidence = f"the driver does not report {what}"
+            found.append(Finding(Severity.UNKNOWN, evidence, fix, gpu.label))
         found += answer or []
     return found
 
@@ -107,8 +107,8 @@ def _ecc(gpu: GpuHealth) -> Look:
     found = []
     if gpu.ecc_errors:
         evidence = f"{gpu.ecc_errors} memory errors that could not be corrected"
-        mend = "nvidia-smi -q -d ECC; do not trust results of this GPU"
-        found.append(Finding(Severity.WRONG, evidence, mend, gpu.label))
+        fix = "nvidia-smi -q -d ECC; do not trust results of this GPU"
+        found.append(Finding(Severity.WRONG, evidence, fix, gpu.label))
     if not gpu.ecc:
         evidence = (
             "error correction (ECC) is off: a flipped bit changes a result and nobody sees it"
@@ -176,5 +176,5 @@ def _mps(gpu: GpuHealth) -> Look:
         return None
     if not gpu.mps:
         return []
-    evidence = f"{gpu.mps} processes share it through MPS: what runs beside changes memory and time"
+    evidence = f"{gpu.mps} processes share it through MPS: others change memory and time"
     return [Finding(Severity.RISK, evidence, _MPS_FIX, gpu.label)]

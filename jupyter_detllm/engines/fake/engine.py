@@ -1,7 +1,7 @@
-"""An engine without a model: deterministic texts, and every way in which one can go wrong.
+"""An engine without a model: deterministic texts, and options to simulate every failure.
 
-`Breaking` is its method of batch invariance and how that fails; `Meter` measures its own
-times, and a KV cache that it only counts.
+`Breaking` is its method of batch invariance and the ways it can fail; `Meter` measures times
+and a simulated KV cache.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ROWS = 16
 
 
 class Breaking:
-    """Which method is in force, and what makes a completion drift under it.
+    """The active method, and what makes a completion drift under it.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Breaking:
 
     @property
     def only_bits(self) -> bool:
-        """Whether no token changes, only logprobs."""
+        """Whether only logprobs change, no token."""
         return self._way == "bit"
 
     def fall_back(self) -> str | None:
@@ -94,7 +94,7 @@ class Breaking:
         return self.method
 
     def ran(self, requests: Sequence[GenerationRequest]) -> None:
-        """Take note of a call."""
+        """Record a call."""
         self._seen.update(request.prompt_tokens for request in requests)
 
     def cause(self, requests: Sequence[GenerationRequest], index: int) -> str | None:
@@ -115,14 +115,14 @@ class Breaking:
 
 
 def check_kernels(options: FakeOptions, method: str, asked: Reach) -> KernelCheck | None:
-    """Return what the fake engine's kernels show: what its options say."""
+    """Return the fake engine's kernel check, as simulated by its options."""
     # Whoever asks has the methods loaded; an engine at another level needs none of them.
     from jupyter_detllm.invariance.base import KernelCheck, KernelRow
 
     if method != FAKE or not options.kernel_check:
         return None
     rows = tuple(
-        KernelRow(name, _ROWS, 1, f"row 2 of {_ROWS}: other bits")
+        KernelRow(name, _ROWS, 1, f"row 2 of {_ROWS}: different bits")
         if name == options.broken_kernel
         else KernelRow(name, _ROWS, _ROWS)
         for name in KERNELS
@@ -201,18 +201,18 @@ class FakeEngine:
         `spec.options` may hold, as booleans, integers or text:
 
         ``weights``, ``tokenizer``, ``chat_template``
-            Any text; another one is another model (digest and results).
+            Any text; a different text is a different model (digest and results).
         ``dtype``, ``attention_backend``, ``max_num_seqs``, ... (`ENGINE_DEFAULTS`)
-            As vLLM spells them; another value shows in `fields` and drifts.
+            As vLLM spells them; a different value shows in `fields` and drifts.
         ``drift_field``
             ``NAME=VALUE``: `fields` also returns that fingerprint field; a numerics
             field drifts, an informational one changes nothing.
         ``drift_salt``
-            Any text: another machine, of which the fingerprint knows nothing.
+            Any text: a different machine that the fingerprint does not show.
         ``batch_sensitive``
-            A prompt that shares its call drifts, unless the level is invariant.
+            A prompt that shares its call with others drifts, unless the level is invariant.
         ``broken_invariance``
-            In which way the level invariant's method fails: ``batch`` (a completion that
+            How the level invariant's method fails: ``batch`` (a completion that
             shares its call drifts), ``order`` (one that is not the first of its call),
             ``bit`` (as batch, in bits of logprobs only), ``completions`` (n > 1), or
             ``repeat`` (a request's second run; one at a time is broken, too).
@@ -222,7 +222,7 @@ class FakeEngine:
             The kernel (``attention`` or ``linear``) that depends on its batch, which no
             completion shows.
         ``kernel_tokens``, ``kernel_sequences``
-            How far the kernel-level part reaches; 0 for as far as asked.
+            Reach of the kernel-level part; 0 for the requested reach.
         ``drift_position``
             Drift takes the runner-up at the first choice at or after this token;
             without it, at the first near-tie from token 2 on. It is a cause of its
@@ -291,12 +291,12 @@ class FakeEngine:
         return name
 
     def lower(self, level: Level, why: str) -> bool:
-        """Go on at `level` without a method."""
+        """Continue at `level` without a method."""
         self.spec = replace(self.spec, level=level)
         self._breaking = Breaking(self._options.broken_invariance, level, self.spec.sequential)
         self._seen = set()
         self.shortfall = why
-        self._log(f"going on at the level {level}")
+        self._log(f"continuing at level {level}")
         return True
 
     def check_kernels(
@@ -341,7 +341,7 @@ class FakeEngine:
         """Run one call: every request advances by one token per step."""
         if not self._alive:
             raise EngineError("the fake engine was shut down", fix="%detllm use fake")
-        # Everything a call changes lives in these sequences: an exception leaves nothing.
+        # A call changes only these sequences, so an exception leaves nothing behind.
         asked = [
             (index, completion, self._sequence(requests, index, completion))
             for index, request in enumerate(requests)
@@ -366,7 +366,7 @@ class FakeEngine:
         if request.prompt_length + len(generation.token_ids) > limit:
             raise RequestError("the recorded tokens do not fit the engine")
         if any(token >= self._tokenizer.size for token in generation.token_ids):
-            raise RequestError("a recorded token is none of this tokenizer")
+            raise RequestError("a recorded token does not exist in this tokenizer")
         sequence = self._sequence([request], 0, generation.completion_index)
         return tuple(sequence.score(token) for token in generation.token_ids)
 
@@ -467,4 +467,4 @@ class FakeEngine:
             return ShutdownReport()
         self._alive = False
         self._log("shut down")
-        return ShutdownReport(freed=("the fake engine holds no memory worth naming",))
+        return ShutdownReport(freed=("the fake engine holds no significant memory",))

@@ -61,7 +61,7 @@ _PATTERN = re.compile("|".join(map(re.escape, sorted(_WORDS, key=len, reverse=Tr
 class Tokenizer:
     """Reversible tokenizer: 256 byte tokens, 4 special tokens, a few dozen words.
 
-    `shift` rotates the word ids, so that another shift is another tokenizer.
+    `shift` rotates the word ids, so that a different shift is a different tokenizer.
     Special tokens are never produced from text.
     """
 
@@ -344,7 +344,7 @@ def resolve_sampling(options: SamplingOptions) -> Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What makes results differ: no `key`, no drift.
+    """A cause of drift; without a `key` there is none.
 
     `position` is the token from which on the next choice is turned, None for the
     next near-tie; with `evidence_only` no token changes.
@@ -356,20 +356,20 @@ class Drift:
 
 
 class FakeSequence:
-    """One completion in the making.
+    """One completion being generated.
 
     Parameters
     ----------
     tokenizer, shift
         Vocabulary and its rotation.
     state
-        Bytes that everything follows from.
+        Bytes that determine everything.
     sampling
         Resolved parameters.
     limit
-        Most tokens.
+        Maximum tokens.
     drift
-        What makes it differ from an engine without options.
+        How it differs from an engine without options.
     """
 
     def __init__(
@@ -397,11 +397,11 @@ class FakeSequence:
         self.reason = ""
 
     def step(self) -> None:
-        """Generate one token; sets `reason` when it was the last."""
+        """Generate one token; set `reason` if it was the last."""
         self._take(self._next())
 
     def score(self, token: int) -> TokenScore:
-        """Take `token` whatever would be generated, and return how likely it was."""
+        """Force `token` and return its score."""
         chosen = self._next()
         own, rival, rival_id = self._rows[-1]
         best = (chosen, own) if own >= rival else (rival_id, rival)

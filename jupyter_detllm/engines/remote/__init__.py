@@ -1,1 +1,1 @@
-"""A `vllm serve` in another process, spoken to over HTTP."""
+"""Client engine for a `vllm serve` in another process, over HTTP."""

@@ -1,7 +1,7 @@
-"""HTTP with one server: its address, what its answers say, and when to ask again.
+"""HTTP client for one server: its address, responses and retries.
 
-An address is checked before anything is sent there. Requests are repeated where it helps;
-elsewhere a failure is one clear line.
+An address is checked before anything is sent to it. Requests are retried if that can help;
+otherwise a failure is one clear line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
-"""The one place an API key is taken from: the variable that `vllm serve` itself reads."""
+"""The only source of an API key: the variable that `vllm serve` itself reads."""
 
 _EXAMPLE_ADDRESS = "http://127.0.0.1:8000"
 _SCHEMES = ("http", "https")
@@ -46,17 +46,17 @@ _SCHEMES = ("http", "https")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server answers.
+    """A server's address.
 
     Attributes
     ----------
     base
         Scheme, host, port and path, without a slash or ``/v1`` at the end.
     loopback
-        Whether it is this machine's own.
+        Whether it is on this machine.
     encrypted
-        Whether certificates have to be loaded, which takes a tenth of a second: not for
-        plain HTTP on this machine, where neither a proxy nor a redirect is followed.
+        Whether certificates must be loaded, which takes a tenth of a second. Not for plain
+        HTTP on this machine, where neither a proxy nor a redirect is followed.
     """
 
     base: str
@@ -70,8 +70,8 @@ class Address:
         Raises
         ------
         UsageError
-            For one that is malformed, or that holds a name, a password or a query: what
-            stands in an address ends up in outputs and logs.
+            If it is malformed, or holds a user name, a password or a query: addresses end up in
+            outputs and logs.
         """
         try:
             parts = urlsplit(text.strip())
@@ -94,7 +94,7 @@ class Address:
         return cls(_base(parts, port), loopback, encrypted)
 
     def __str__(self) -> str:
-        """Return the address for people."""
+        """Return the address for display."""
         return self.base
 
 
@@ -124,7 +124,7 @@ _LARGEST_ERROR = 1 << 16
 
 
 class StatusError(Exception):
-    """An answer that is an error: its status, the server's own line, and when to come back."""
+    """An error response: its status, the server's message, and when to retry."""
 
     def __init__(self, status: int, message: str, retry_after: float | None = None) -> None:
         super().__init__(status, message)
@@ -138,7 +138,7 @@ class CutOffError(Exception):
 
 
 def json_of(answer: Any, path: str) -> Any:
-    """Return the JSON of an answer; raise `StatusError` where it is none."""
+    """Return the JSON of a response; raise `StatusError` for an error."""
     try:
         return answer.json()
     except ValueError:
@@ -146,7 +146,7 @@ def json_of(answer: Any, path: str) -> Any:
 
 
 def refusal(answer: Any) -> StatusError:
-    """Return an answer whose body was read as the error that it is."""
+    """Return the error for a response whose body was read."""
     return StatusError(
         answer.status_code,
         _message(answer.text[:_LARGEST_ERROR]),
@@ -155,7 +155,7 @@ def refusal(answer: Any) -> StatusError:
 
 
 def _message(text: str) -> str:
-    """Return the one line a server's error says: vLLM's, OpenAI's or FastAPI's."""
+    """Return the one-line message of a server's error: vLLM's, OpenAI's or FastAPI's."""
     with contextlib.suppress(ValueError):
         text = _message_of(json.loads(text))
     line = printable(" ".join(text.split())).rstrip(".")
@@ -163,7 +163,7 @@ def _message(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a server's text without what a terminal would obey."""
+    """Return a server's text without control characters."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
@@ -175,7 +175,7 @@ def _message_of(data: Any) -> str:
 
 
 def _seconds(header: str | None) -> float | None:
-    """Return what a ``Retry-After`` asks for: seconds, or a date."""
+    """Return the delay of a ``Retry-After``, given in seconds or as a date."""
     if not header:
         return None
     with contextlib.suppress(ValueError):
@@ -193,7 +193,7 @@ async def events_of(answer: Any) -> AsyncIterator[Any]:
     StatusError
         For an event that is an error.
     CutOffError
-        When the end is missing.
+        If the end is missing.
     """
     async for line in answer.aiter_lines():
         if not line.startswith("data:"):
@@ -229,15 +229,15 @@ _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a server is waited for.
+    """Timeouts and retries for a server.
 
     Attributes
     ----------
     tries
-        How often a request is sent at most.
+        Maximum number of times a request is sent.
     first_pause, longest_pause
-        Seconds before the second try, doubled with each; the most that is waited
-        between two, whatever ``Retry-After`` says.
+        Seconds before the second try, doubled for each further one; maximum seconds between
+        two, whatever ``Retry-After`` says.
     connect, silence
         Seconds for a connection, and between two pieces of an answer.
     """
@@ -295,12 +295,12 @@ class Connection:
             await opened.aclose()
 
     async def get(self, path: str, *, optional: bool = False) -> Any:
-        """Return the JSON at `path`; None where an `optional` one is not there.
+        """Return the JSON at `path`; None if it is `optional` and does not exist.
 
         Raises
         ------
         EngineError
-            When the server does not answer, or not with JSON.
+            If the server does not respond, or not with JSON.
         """
 
         async def once() -> Any:
@@ -314,14 +314,14 @@ class Connection:
             raise self.plain(error) from None
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Send JSON and return the JSON that comes back.
+        """Send JSON and return the JSON response.
 
         Raises
         ------
         RequestError
-            When the server refuses the request, with its own words.
+            If the server refuses the request, with its message.
         EngineError
-            When it does not answer.
+            If it does not respond.
         """
 
         async def once() -> Any:
@@ -338,9 +338,9 @@ class Connection:
         body: Mapping[str, Any],
         take: Callable[[AsyncIterator[Any]], Awaitable[Result]],
     ) -> Result:
-        """Send JSON and return what `take` makes of the events that come back.
+        """Send JSON and return the result of `take` on the response's events.
 
-        A stream that breaks off is asked for again from its start.
+        A stream that breaks off is requested again from its start.
 
         Raises
         ------
@@ -367,7 +367,7 @@ class Connection:
         return found
 
     async def _patiently(self, once: Callable[[], Awaitable[Result]]) -> Result:
-        """Try until it works, or the server has said something that stays true."""
+        """Try until it works, or the error is permanent."""
         for attempt in range(1, self.retries.tries + 1):
             last = attempt == self.retries.tries
             asked: float | None = None
@@ -378,7 +378,7 @@ class Connection:
                     raise
                 asked = error.retry_after
             except (self._httpx.TransportError, CutOffError) as error:
-                # One that is only slow would get the same work twice.
+                # A server that is only slow would get the same work twice.
                 if last or isinstance(error, self._httpx.ReadTimeout):
                     raise self._silent(error, attempt) from None
             await asyncio.sleep(self.retries.pause(attempt, asked))
@@ -397,11 +397,11 @@ class Connection:
         )
 
     def plain(self, error: StatusError) -> DetLLMError:
-        """Return an answer that is an error as one of ours."""
+        """Convert an error response to an error of this package."""
         said = f"{error.status}: {error.message}" if error.message else str(error.status)
         if error.status in {401, 403}:
             return EngineError(
-                f"the server {self.address} refuses us ({said})",
+                f"the server {self.address} refuses access ({said})",
                 expected=f"its API key in the variable {API_KEY_VARIABLE}",
             )
         if error.status in _RETRIED or error.status >= 500:
@@ -409,7 +409,7 @@ class Connection:
             return EngineError(f"the server {self.address} answers {said} ({tries} tries)")
         if error.status < 400:
             return EngineError(
-                f"the server {self.address} sends us elsewhere ({error.status})",
+                f"the server {self.address} redirects to another address ({error.status})",
                 expected="the address it moved to",
             )
         return RequestError(f"the server refuses the request ({said})")
@@ -420,7 +420,7 @@ def _import_httpx() -> Any:
         import httpx
     except ImportError:
         raise EngineStartError(
-            "httpx is not installed, and a server is spoken to with it",
+            "httpx, which is needed to connect to a server, is not installed",
             fix=installing("remote"),
         ) from None
     return httpx

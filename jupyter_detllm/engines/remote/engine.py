@@ -1,7 +1,7 @@
-"""A `vllm serve` somewhere else: spoken to over HTTP, believed only in what it can show.
+"""The engine for a remote `vllm serve`, trusted only in what it can show.
 
-The completions of a call are sent side by side, in a thread of their own (`Background`),
-so that the thread that waits for them can be interrupted.
+The completions of a call are sent concurrently, in a separate thread (`Background`), so that
+the waiting thread can be interrupted.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _END_SECONDS = 5.0
 
 
 class Background:
-    """An event loop in a daemon thread: a notebook's own loop is never entered."""
+    """An event loop in a daemon thread; a notebook's own loop is never entered."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -85,10 +85,10 @@ class Background:
         work: Coroutine[Any, Any, Result],
         tick: Callable[[], None] | None = None,
     ) -> Result:
-        """Return what `work` returns; call `tick` in this thread meanwhile.
+        """Return the result of `work`; call `tick` in this thread while waiting.
 
-        After any exception here, an interrupt included, the work has been cancelled and
-        has ended.
+        After any exception here, including an interrupt, the work has been cancelled and has
+        ended.
         """
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
@@ -114,7 +114,7 @@ class Background:
         """Stop the loop; a second call does nothing."""
         if self._loop.is_closed():
             return
-        # What is closing, is closed in the next turns of the loop.
+        # Transports that are closing need some more iterations of the loop.
         self.run(_other_tasks())
         self.run(asyncio.sleep(0))
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -132,7 +132,7 @@ async def _other_tasks() -> None:
 
 @dataclass(slots=True)
 class Tally:
-    """How far a call has come: completions and prompts to do, tokens and completions done."""
+    """Progress of a call: completions and prompts to do, tokens and completions done."""
 
     jobs: int
     prompts: int
@@ -140,12 +140,12 @@ class Tally:
     done: int = 0
 
     def add(self, tokens: int) -> None:
-        """Count tokens; a negative number takes back what is asked for again."""
+        """Count tokens; a negative number takes back those of a retried request."""
         self.tokens += tokens
 
 
 class RemoteRun:
-    """The completions of one call, sent side by side."""
+    """The completions of one call, sent concurrently."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class RemoteRun:
         self._most, self._pieces = most, pieces
 
     async def all(self) -> list[Transcript]:
-        """Return what came of each job; the first failure cancels the others."""
+        """Return the result of each job; the first failure cancels the others."""
         gate = asyncio.Semaphore(self._most)
         tasks = [asyncio.create_task(self._one(job, gate)) for job in self.jobs]
         try:
@@ -189,7 +189,7 @@ class RemoteRun:
 def progress_shown(
     tally: Tally, progress: ProgressCallback | None, start: float
 ) -> Callable[[], None] | None:
-    """Return what tells `progress` how far it is; a repeated request never takes back."""
+    """Return a function that reports to `progress`; retries never reduce it."""
     if progress is None:
         return None
     most = 0
@@ -206,7 +206,7 @@ def progress_shown(
 def stats_of(
     jobs: Sequence[Completion], transcripts: Sequence[Transcript], start: float
 ) -> RunStats:
-    """Return the statistics of one call, as seen from here: the network is in all times."""
+    """Return the statistics of one call as seen by the client; times include the network."""
     return RunStats(
         seconds=time.perf_counter() - start,
         tokens=sum(len(found.token_ids) for found in transcripts),
@@ -237,18 +237,18 @@ _LONGER = "the server started with --max-model-len N"
 class VLLMRemoteEngine:
     """An engine behind the OpenAI-compatible server of vLLM.
 
-    Every completion is one streamed request with its prompt as token ids, its own seed
-    and every sampling parameter. Constructing it connects, and generates one token, to see that
+    Every completion is one streaming request with its prompt as token ids, its own seed and
+    every sampling parameter. The constructor connects and generates one token, to check that
     the server returns token ids and logprobs.
 
-    It offers the level `seeded`; `invariant` where the server tells which method of
-    batch invariance is in force, and the self-test, sent over the network, holds.
-    `repeatable` it cannot offer: who shares a batch follows the time of arrival.
+    It offers the level `seeded`, and `invariant` if the server reports its method of batch
+    invariance and the self-test, sent over the network, passes. It cannot offer `repeatable`,
+    since requests are batched by time of arrival.
 
     Parameters
     ----------
     spec
-        The address stands for the model; options are those of `RemoteOptions`.
+        The address takes the place of the model; options are those of `RemoteOptions`.
     progress
         Called with one short text per stage.
 
@@ -291,17 +291,17 @@ class VLLMRemoteEngine:
     def resolve(self, prompt: Prompt, options: SamplingOptions) -> ResolvedPrompt:
         """Let the server apply chat template and tokenizer; fill in every default.
 
-        The model's own sampling defaults are known only of a server of ours; of another
-        one, what is left open is greedy, and 128 tokens long at most.
+        The model's own sampling defaults are known only for a server started by `jupyter
+        detllm serve`; with any other, the defaults are greedy and at most 128 tokens.
 
         Raises
         ------
         RequestError
-            For what cannot be run as asked.
+            If it cannot be run as specified.
         """
         self._check_usable()
         if options.beam_width is not None:
-            raise RequestError("a server has no beam search with evidence and seeds of our own")
+            raise RequestError("a server offers no beam search with evidence and seeds")
         facts = self._facts
         ids = _token_ids(prompt, facts.vocabulary or _NO_LIMIT)
         if ids is None:
@@ -327,20 +327,20 @@ class VLLMRemoteEngine:
     def generate(
         self, requests: Sequence[GenerationRequest], *, progress: ProgressCallback | None = None
     ) -> GenerationResult:
-        """Send every completion at once; any failure cancels all, and nothing is returned.
+        """Send every completion at once; any failure cancels all of them.
 
         Raises
         ------
         RequestError
-            When the server refuses a request, in its own words.
+            If the server refuses a request, with its message.
         EngineError
-            When it does not answer, fails, or is another one than at the start.
+            If it does not respond, fails, or has changed since the start.
         KeyboardInterrupt
             At once; the connections are closed, and the server aborts.
         """
         self._check_usable()
         if any(request.sampling.beam_width for request in requests):
-            raise RequestError("a server has no beam search with evidence and seeds of our own")
+            raise RequestError("a server offers no beam search with evidence and seeds")
         try:
             check_requests(requests, self._facts.max_model_len or _NO_LIMIT)
         except RequestError as error:
@@ -365,7 +365,7 @@ class VLLMRemoteEngine:
         other = next((t.server for t in transcripts if t.server not in (known, None)), None)
         if known is not None and other is not None:
             raise EngineError(
-                f"the server is another one than at the start ({other:.80}, it was {known:.80})",
+                f"the server has changed since the start ({other:.80}, it was {known:.80})",
                 fix="%detllm release, then %detllm use URL",
             )
 
@@ -376,7 +376,7 @@ class VLLMRemoteEngine:
             )
 
     def fields(self) -> dict[str, FieldValue]:
-        """Return the `engine.*` and `model.*` fields, as far as the server tells them."""
+        """Return the `engine.*` and `model.*` fields that the server reports."""
         return {
             **self._facts.group("engine", "model"),
             "engine.name": self.name,
@@ -389,7 +389,7 @@ class VLLMRemoteEngine:
         }
 
     def environment(self) -> dict[str, FieldValue]:
-        """Return the fields of the server's process and machine, as far as it tells them."""
+        """Return the fields of the server's process and machine that it reports."""
         return self._facts.group("controls", "hardware", "software", "torch")
 
     @property
@@ -402,26 +402,26 @@ class VLLMRemoteEngine:
         return tuple(key for key in self._facts.unproven if key not in covered)
 
     def model(self) -> ModelIdentity:
-        """Return the served name, and the digests where the server tells them."""
+        """Return the served name, and the digests if the server reports them."""
         return self._facts.identity
 
     @property
     def method(self) -> str:
-        """Method of batch invariance that the server says is in force; ``off`` without."""
+        """The server's method of batch invariance, as reported; ``off`` without one."""
         return self._facts.method
 
     def fall_back(self) -> str | None:
-        """Return None: the server's method is not ours to change."""
+        """Return None: the server's method cannot be changed from here."""
         return None
 
     def shutdown(self) -> ShutdownReport:
-        """Close the connection; the server runs on. A second call does nothing."""
+        """Close the connection; the server keeps running. A second call does nothing."""
         if self._closed:
             return ShutdownReport()
         self._closed = True
         self._loop.run(self._server.close())
         self._loop.close()
-        return ShutdownReport(("the connection",), ("the server runs on: it is not ours to stop",))
+        return ShutdownReport(("the connection",), ("the server keeps running",))
 
 
 def _token_ids(prompt: Prompt, vocabulary: int) -> tuple[int, ...] | None:
@@ -440,8 +440,8 @@ def _token_ids(prompt: Prompt, vocabulary: int) -> tuple[int, ...] | None:
 
 def _not_repeatable() -> ControlError:
     return ControlError(
-        "a server does not offer the level repeatable: what shares a batch follows the time at "
-        "which requests arrive",
+        "a server does not offer the level repeatable: it batches requests in the order in "
+        "which they arrive",
         expected="seeded, or invariant where the server's method holds",
         fix="%detllm use URL --level seeded",
     )
@@ -449,7 +449,7 @@ def _not_repeatable() -> ControlError:
 
 def _no_method() -> InvarianceError:
     return InvarianceError(
-        "the server tells of no method of batch invariance",
+        "the server reports no method of batch invariance",
         expected="one started by jupyter detllm serve MODEL --level invariant",
         fix="%detllm use URL --level seeded",
     )

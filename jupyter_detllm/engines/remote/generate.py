@@ -1,8 +1,8 @@
-"""From requests to bodies for ``/v1/completions``, and from its streams to generations.
+"""Builds request bodies for ``/v1/completions``, and generations from its streams.
 
-Where each token lies in a text follows from the pieces that the server's tokenizer names.
-How a stream is cut into events depends on the load, so nothing is taken from that: what is
-returned follows from tokens and text alone.
+The position of each token in a text follows from the pieces reported by the server's tokenizer.
+How a stream is cut into events depends on the load and is ignored: the result depends on tokens
+and text alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BYTE_LEVEL = "Ã©"
 
 
 class Pieces:
-    """The vocabulary of one served model, as far as it was asked for."""
+    """The vocabulary of one served model, as far as it was queried."""
 
     def __init__(self, server: Connection, served: str) -> None:
         self._server = server
@@ -46,7 +46,7 @@ class Pieces:
         ids, text
             A completion.
         ended
-            Whether its last token may be one that is left out of the text.
+            Whether its last token may be one that is omitted from the text.
         """
         own = await self._of_text(text)
         parts: list[bytes | None] = []
@@ -113,7 +113,7 @@ COMPLETIONS = "/v1/completions"
 
 _ID_PREFIX = "token_id:"
 _LOWEST = -9999.0
-"""What the server writes for a logprob of minus infinity, which JSON does not have."""
+"""The server's value for a logprob of minus infinity, which JSON does not have."""
 
 _SENT = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "presence_penalty",
@@ -126,7 +126,7 @@ class _Logprob(NamedTuple):
 
 
 def body_of(job: Completion, sampling: Sampling, model: str) -> dict[str, Any]:
-    """Return the body of one completion: every parameter is sent, none left to the server."""
+    """Return the body of one completion, with every parameter set explicitly."""
     return {
         "model": model,
         "prompt": list(job.token_ids),
@@ -145,7 +145,7 @@ def body_of(job: Completion, sampling: Sampling, model: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Transcript:
-    """What a stream brought.
+    """The content of a stream.
 
     Attributes
     ----------
@@ -160,11 +160,11 @@ class Transcript:
     prompt_ids
         The prompt as the server took it.
     cached_tokens
-        Prompt tokens out of its cache, where it tells.
+        Prompt tokens from its cache, if it reports them.
     server
         Its `system_fingerprint`.
     started, arrivals
-        When it was asked for, and when tokens came: time and how many.
+        Time of the request, and arrival of tokens: time and count.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -184,12 +184,12 @@ class Transcript:
         return "".join(self.texts)
 
     def add(self, event: Mapping[str, Any]) -> int:
-        """Take one event; return how many tokens it brought.
+        """Add one event; return its number of tokens.
 
         Raises
         ------
         EngineError
-            For an event without what was asked for.
+            If requested data is missing from an event.
         """
         self.server = event.get("system_fingerprint") or self.server
         details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
@@ -224,7 +224,7 @@ class Transcript:
         Raises
         ------
         EngineError
-            When it is of another prompt, or did not end as it was asked to.
+            If it is for another prompt, or did not end as requested.
         """
         if self.prompt_ids is not None and self.prompt_ids != job.token_ids:
             raise EngineError("the server answered another prompt than it was sent")
@@ -279,14 +279,14 @@ def _entries(logprobs: Any, count: int) -> list[dict[int, _Logprob]]:
 async def read_stream(
     events: AsyncIterator[Any], most: int, tell: Callable[[int], None]
 ) -> Transcript:
-    """Return what a stream brought.
+    """Read a stream.
 
     Parameters
     ----------
     events
         The server's, as they come.
     most
-        Tokens that were asked for: a stream of more is not read to its end.
+        Requested tokens; a stream with more is not read to its end.
     tell
         Called with the tokens of each event.
 
@@ -296,16 +296,16 @@ async def read_stream(
         For events that no vLLM sends.
     """
     found = Transcript()
-    told = 0
+    reported = 0
     try:
         async for event in events:
             brought = _taken(found, event)
-            told += brought
+            reported += brought
             tell(brought)
             if len(found.token_ids) > most:
                 raise EngineError(f"the server sends more than the {most} tokens asked for")
     except BaseException:
-        tell(-told)  # it may be asked for again from its start
+        tell(-reported)  # it may be asked for again from its start
         raise
     return found
 

@@ -1,9 +1,8 @@
-"""Which server it is, what it states about itself, and what nobody can tell from here.
+"""Identifies a server: what it reports about itself, and what cannot be known from here.
 
-Three kinds are known: any `vllm serve` (version, served model, longest sequence), one in
-development mode (its resolved configuration besides), and one started by
-``jupyter detllm serve``, which answers at `RECORD_PATH` with a whole record. All of it is
-read with bounds.
+There are three kinds: any `vllm serve` (version, served model, longest sequence), one in
+development mode (also its resolved configuration), and one started by ``jupyter detllm serve``,
+which returns a full record at `RECORD_PATH`. All of it is read with size limits.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ class RemoteOptions:
     Attributes
     ----------
     model
-        Name under which the server serves it; "" where it serves one.
+        Name under which the server serves it; "" if it serves only one.
     concurrency
-        Most requests in flight.
+        Maximum requests in flight.
     retries
-        How long it is waited for.
+        Timeouts and retries.
     """
 
     model: str = ""
@@ -76,7 +75,7 @@ class RemoteOptions:
         Raises
         ------
         UsageError
-            For any other: how the engine is configured is the server's to say.
+            For any other option: the server determines the engine's configuration.
         """
         found: dict[str, FieldValue] = {}
         for given, value in options.items():
@@ -139,7 +138,7 @@ _SAMPLING_BOUNDS: Mapping[str, tuple[float, float]] = {
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Refuse what no server would take; the rest is the server's to judge.
+    """Refuse values that no server accepts; the server checks the rest.
 
     Raises
     ------
@@ -167,10 +166,10 @@ UNPROVEN: Mapping[str, str] = {
     "configuration": "how the engine is configured: dtype, backends, parallel sizes, caches",
     "controls": "which determinism controls are in force in its process",
     "machine": "its hardware and libraries, but for vLLM's version",
-    "model": "which weights, tokenizer and chat template it serves: it tells no digests",
-    "word": "what it tells of model, controls, machine and method is its own word",
+    "model": "which weights, tokenizer and chat template it serves: it reports no digests",
+    "word": "what it reports about model, controls, machine and method cannot be checked",
 }
-"""What a remote engine cannot prove: the word that is stamped, and the sentence."""
+"""What a remote engine cannot prove: the stamped keyword, and the sentence."""
 
 _NAME = re.compile(r"[a-z]+\.[A-Za-z0-9_]{1,60}")
 _GROUPS = ("controls.", "engine.", "hardware.", "software.", "torch.")
@@ -203,7 +202,7 @@ _CONFIGURED = (
     "engine.logprobs_mode",
     "engine.speculative",
 )
-"""Fields whose form in a server's JSON is that of a live engine."""
+"""Fields that have the same form in a server's JSON as in a live engine."""
 
 _PARTS = ("weights", "tokenizer", "chat_template")
 _MOST_IDS = 64
@@ -211,24 +210,24 @@ _MOST_IDS = 64
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What is known of a server.
+    """What is known about a server.
 
     Attributes
     ----------
     served
-        Name under which requests ask for the model.
+        Model name for requests.
     identity
-        Name for people, and digests where the server tells them.
+        Display name, and digests if the server reports them.
     max_model_len, vocabulary
-        Limits in tokens and ids; None where unknown.
+        Limits in tokens and ids; None if unknown.
     method
-        Method of batch invariance in force by its own word; ``off`` where none is told.
+        Method of batch invariance as reported; ``off`` if none is.
     fields
-        Fingerprint fields as told, environment included.
+        Fingerprint fields as reported, including the environment.
     eos, defaults
-        End-of-sequence ids, and the model's sampling defaults; empty where unknown.
+        End-of-sequence ids, and the model's sampling defaults; empty if unknown.
     server
-        Its `system_fingerprint`; None where it sends none, or tells more than that.
+        Its `system_fingerprint`; None if it sends none, or reports more than that.
     unproven
         Keys of `UNPROVEN`, sorted.
     """
@@ -250,7 +249,7 @@ class ServerFacts:
 
 
 def display_name(served: str) -> str:
-    """Return a served name as a stamp may hold it: of a path only the last part."""
+    """Return a served name for stamps: only the last part of a path."""
     name = served.rstrip("/\\").replace("\\", "/")
     is_path = name.startswith(("/", "~", ".")) or re.match(r"[A-Za-z]:/", name)
     return printable(name.rsplit("/", 1)[-1] if is_path else name)[:200]
@@ -258,7 +257,7 @@ def display_name(served: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a server of ours tells at `RECORD_PATH`."""
+    """The record at `RECORD_PATH` of a server started by ``jupyter detllm serve``."""
 
     identity: ModelIdentity
     method: str
@@ -269,9 +268,9 @@ class Record:
 
 
 def read_record(data: object) -> Record | None:
-    """Read a record; None for what is not one: another server may answer anything there.
+    """Read a record; None if it is not one, since other servers may return anything.
 
-    What has no row in the FIELDS table, or no allowed type, is left out.
+    Entries without a row in the FIELDS table, or of another type, are ignored.
     """
     if not isinstance(data, Mapping) or data.get("schema") != RECORD_SCHEMA:
         return None
@@ -341,14 +340,14 @@ def _read(name: str, view: object) -> FieldValue:
     try:
         return ENGINE_READERS[name](view)
     except (AttributeError, TypeError, ValueError):
-        # Another version's configuration, or no configuration at all.
+        # A configuration of another version, or none at all.
         return None
 
 
 def configured_fields(info: object) -> tuple[dict[str, FieldValue], str]:
     """Return `engine.*` fields and the invariance method from ``/server_info``.
 
-    Empty and ``off`` where the server is not in development mode.
+    Empty and ``off`` if the server is not in development mode.
     """
     config = info.get("vllm_config") if isinstance(info, Mapping) else None
     if not isinstance(info, Mapping) or not isinstance(config, Mapping):
@@ -366,29 +365,29 @@ _PLAIN = ("configuration", "controls", "machine", "model")
 
 
 async def connect(server: Connection, wanted: str, report: Callable[[str], None]) -> ServerFacts:
-    """Return what a server tells of itself, after one token that it generates.
+    """Return what a server reports about itself, after it has generated one token.
 
     Parameters
     ----------
     server
-        Not yet spoken to.
+        A client that has sent nothing yet.
     wanted
-        Name of the served model; "" where one is served.
+        Name of the served model; "" if only one is served.
     report
         Called with one line per stage.
 
     Raises
     ------
     EngineStartError
-        When it is no vLLM server, or does not serve that model.
+        If it is not a vLLM server, or does not serve that model.
     EngineError, RequestError
-        When it does not answer, or refuses.
+        If it does not respond, or refuses.
     """
     report(f"connecting to {server.address}")
     version = await server.get("/version", optional=True)
     if not isinstance(version, Mapping) or not isinstance(version.get("version"), str):
         raise EngineStartError(
-            f"{server.address} is no vLLM server: it tells no version", expected="`vllm serve`"
+            f"{server.address} is not a vLLM server: it reports no version", expected="`vllm serve`"
         )
     card = _served(await server.get("/v1/models"), wanted, server)
     record = read_record(await server.get(RECORD_PATH, optional=True))
@@ -441,7 +440,7 @@ def _of_record(record: Record, served: str, max_model_len: int | None) -> Server
 
 
 def _served(data: Any, wanted: str, server: Connection) -> Mapping[str, Any]:
-    """Return the card of the model that is asked for, or of the only one."""
+    """Return the card of the requested model, or of the only one."""
     items = data.get("data") if isinstance(data, Mapping) else None
     cards = [
         item
@@ -469,7 +468,7 @@ def _served(data: Any, wanted: str, server: Connection) -> Mapping[str, Any]:
 
 
 async def _one_token(server: Connection, served: str) -> str | None:
-    """See that token ids and logprobs come back; return the server's fingerprint."""
+    """Check that token ids and logprobs are returned; return the server's fingerprint."""
     ids = await tokenize(server, served, Prompt(PromptKind.TEXT, text="a"))
     job, sampling = Completion(0, 0, ids, 0), Sampling(max_tokens=1)
     body = body_of(job, sampling, served)
@@ -481,7 +480,7 @@ async def _one_token(server: Connection, served: str) -> str | None:
 
 
 async def tokenize(server: Connection, served: str, prompt: Prompt) -> tuple[int, ...]:
-    """Return the ids that the server makes of a prompt, with its own template and tokenizer.
+    """Return the server's token ids of a prompt, with its own template and tokenizer.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """vLLM inside this process: one `vllm.LLM`, started for a level and read back.
 
 Prompts become token ids by the model's own tokenizer and chat template. Sampled and greedy
-requests of a call run together, beam searches by their parameters. Recorded tokens are
-scored in one prefill. Where each token lies in the text is found by vLLM's own incremental
-decoding (`Detokenizer`).
+requests of a call run together, beam searches grouped by their parameters. Recorded tokens are
+scored in one prefill. The position of each token in the text is found with vLLM's own
+incremental decoding (`Detokenizer`).
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _chat(prompt: Prompt, tokenizer: Any, template: str | None) -> list[int]:
             messages, chat_template=template, tokenize=False, add_generation_prompt=True
         )
     except Exception as error:
-        # Templates are programs of the model's: each refuses in its own way.
+        # Templates are the model's own programs; each has its own errors.
         roles = ", ".join(dict.fromkeys(message.role for message in prompt.messages))
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise RequestError(
@@ -148,7 +148,7 @@ def _chat(prompt: Prompt, tokenizer: Any, template: str | None) -> list[int]:
 
 
 class Detokenizer:
-    """Decode tokens one by one, as vLLM does while it generates."""
+    """Decodes tokens one by one, as vLLM does while it generates."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -160,7 +160,7 @@ class Detokenizer:
         self._parts: dict[int, bytes | None] = {}
 
     def deltas(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[str]:
-        """Return the text that each token brings after this prompt."""
+        """Return the text that each token adds after this prompt."""
         from vllm import SamplingParams
         from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
@@ -219,7 +219,7 @@ class VLLMRun:
     lora
         vLLM's request for the engine's adapter; None without one.
     stats
-        What was measured, afterwards.
+        Statistics, once it has run.
     """
 
     llm: Any
@@ -231,7 +231,7 @@ class VLLMRun:
     stats: RunStats = field(default_factory=RunStats)
 
     def __call__(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Run `requests`, all that sample or are greedy in one batch."""
+        """Run `requests`, with all but beam searches in one batch."""
         before = engine_metrics(self.llm)
         found = self._run(requests)
         after = engine_metrics(self.llm)
@@ -280,7 +280,7 @@ class VLLMRun:
         ]
 
     def _note(self, observer: StepObserver, outputs: Sequence[Any]) -> None:
-        """Add what one batch, or one group of beam searches, has shown."""
+        """Add the statistics of one batch, or of one group of beam searches."""
         cached = sum(getattr(output, "num_cached_tokens", 0) or 0 for output in outputs)
         peaks = [p for p in (self.stats.kv_peak, observer.kv_peak) if p is not None]
         self.stats = replace(
@@ -360,7 +360,7 @@ class VLLMRun:
 def check_scoring(
     request: GenerationRequest, generation: Generation, vocabulary: int, max_model_len: int
 ) -> None:
-    """Refuse what cannot be scored.
+    """Refuse requests that cannot be scored.
 
     Raises
     ------
@@ -387,7 +387,7 @@ def score_tokens(
 
     if not tokens:
         return ()
-    # One token has to be generated; it is thrown away.
+    # One token must be generated; it is discarded.
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1, detokenize=False)
     inputs = [{"prompt_token_ids": [*prompt, *tokens]}]
     outputs = llm.generate(inputs, params, use_tqdm=False, lora_request=lora)
@@ -411,7 +411,7 @@ def scores_of(
         own = (entry or {}).get(token)
         if entry is None or own is None:
             raise EngineError(f"the engine returned no logprob for the recorded token {token}")
-        # The recorded token is the most likely one also where another is equally likely.
+        # The recorded token counts as the most likely one even if another is equally likely.
         best = max(entry, key=lambda candidate: (entry[candidate].logprob, candidate == token))
         out.append(TokenScore(float(own.logprob), int(best), float(entry[best].logprob)))
     if len(out) != len(tokens):
@@ -425,8 +425,7 @@ _AGAIN = "%detllm release, then %detllm use MODEL"
 class VLLMOfflineEngine:
     """The engine of the `cpu` and `gpu` extras: `vllm.LLM` in this process.
 
-    Constructing it starts vLLM. The environment controls must be in force before;
-    they are the caller's.
+    The constructor starts vLLM. The caller must have set the environment controls before.
 
     Parameters
     ----------
@@ -435,18 +434,18 @@ class VLLMOfflineEngine:
     progress
         Called with one short text per stage of the start.
     log_path
-        Where vLLM's output goes; a new file in the user's state folder by default.
+        The file for vLLM's output; by default a new file in the user's state folder.
 
     Raises
     ------
     UsageError
         For an engine option that does not exist here.
     InvarianceError
-        For the level `invariant` where no method is for this engine.
+        For the level `invariant` if no method applies to this engine.
     ModelError
         For a model that cannot be found.
     EngineStartError
-        When vLLM does not start.
+        If vLLM does not start.
     """
 
     name = VLLM
@@ -493,8 +492,8 @@ class VLLMOfflineEngine:
     def resolve(self, prompt: Prompt, options: SamplingOptions) -> ResolvedPrompt:
         """Apply chat template, tokenizer and defaults.
 
-        What `options` leaves open comes from the model's generation config, and then
-        from us: temperature 0, 128 new tokens (fewer where the engine has less room).
+        Values not set in `options` come from the model's generation config, and then from
+        this package: temperature 0, 128 new tokens (fewer if the engine has less room).
         A temperature below 0.01 becomes 0.01, as vLLM would have it, and `top_k` 1
         becomes greedy.
 
@@ -504,7 +503,7 @@ class VLLMOfflineEngine:
             For what cannot be run as asked.
         """
         self._check_usable()
-        with OutputCapture(self._log):  # tokenizers warn, and a cell is no place for it
+        with OutputCapture(self._log):  # tokenizers warn, which does not belong in a cell
             ids = prompt_tokens(
                 prompt,
                 self._tokenizer,
@@ -529,11 +528,11 @@ class VLLMOfflineEngine:
         Raises
         ------
         RequestError
-            For requests that cannot be run; none was.
+            For requests that cannot be run; none has run.
         EngineError
-            When vLLM fails. The engine is whole afterwards, or says that it is not.
+            If vLLM fails. The engine is consistent afterwards, or reports that it is not.
         KeyboardInterrupt
-            As soon as the step that runs has ended.
+            As soon as the current step has ended.
         """
         self._check_usable()
         check_requests(requests, self._max_model_len)
@@ -550,7 +549,7 @@ class VLLMOfflineEngine:
         return GenerationResult(generations, stats)
 
     def score(self, request: GenerationRequest, generation: Generation) -> tuple[TokenScore, ...]:
-        """Score recorded tokens where they stand: one prefill, nothing is sampled.
+        """Score recorded tokens in place, in one prefill without sampling.
 
         Raises
         ------
@@ -570,12 +569,12 @@ class VLLMOfflineEngine:
 
     @contextlib.contextmanager
     def _kept_whole(self, interrupt: DeferredInterrupt, what: str) -> Iterator[None]:
-        """After any exception leave no request behind; give vLLM's own one clear line."""
+        """After any exception, remove all requests; convert vLLM's error to one clear line."""
         try:
             yield
         except BaseException as error:
             self._broken = self._ranks.dead() or recover(self._llm)
-            # An engine in its own process dies of the interrupt that is held here.
+            # An engine in its own process is killed by the interrupt that is deferred here.
             interrupt.check()
             if isinstance(error, DetLLMError) or not isinstance(error, Exception):
                 raise
@@ -589,7 +588,7 @@ class VLLMOfflineEngine:
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[tuple[DeferredInterrupt, OutputCapture]]:
-        """Hold interrupts back, output out of the cell, and the user's process as it is."""
+        """Defer interrupts, keep output out of the cell, and preserve the process state."""
         with (
             DeferredInterrupt() as interrupt,
             OutputCapture(self._log) as capture,
@@ -608,7 +607,7 @@ class VLLMOfflineEngine:
             raise EngineError(f"this engine cannot be used any more ({broken})", fix=_AGAIN)
 
     def fields(self) -> dict[str, FieldValue]:
-        """Return the `engine.*` fields, and what the engine tells of the model."""
+        """Return the `engine.*` fields, and the engine's `model.*` fields."""
         self._check_there()
         return {
             **engine_fields(self._llm),
@@ -631,13 +630,13 @@ class VLLMOfflineEngine:
 
     @property
     def method(self) -> str:
-        """Name of the invariance method in force; "off" where none is."""
+        """Name of the active method of batch invariance; "off" if there is none."""
         return self._invariance.name
 
     def check_kernels(
         self, *, tokens: int, sequences: int, step_tokens: int, seconds: float
     ) -> KernelCheck | None:
-        """Call the kernels alone and in batches; None where the method has no such part.
+        """Call the kernels alone and in batches; None if the method has no such part.
 
         Raises
         ------
@@ -672,7 +671,7 @@ class VLLMOfflineEngine:
         return self._invariance.shortfall
 
     def lower(self, level: Level, why: str) -> bool:
-        """Go on at `level` without a method; False where that takes another engine."""
+        """Continue at `level` without a method; False if that takes a new engine."""
         self._check_usable()
         with OutputCapture(self._log):
             done = self._invariance.lower(self._llm, level, why)
@@ -680,7 +679,7 @@ class VLLMOfflineEngine:
         return done
 
     def shutdown(self) -> ShutdownReport:
-        """Stop vLLM and free what can be freed; a second call does nothing."""
+        """Stop vLLM and free its resources; a second call does nothing."""
         if self._llm is None:
             return ShutdownReport()
         before, failure = resident_mib(), ""
@@ -689,7 +688,7 @@ class VLLMOfflineEngine:
             try:
                 self._llm.llm_engine.engine_core.shutdown()
             except Exception as error:
-                # vLLM's, of any class: what it could not stop is reported, the rest goes on.
+                # Any error of vLLM's: report what it could not stop, and continue.
                 failure = cause_line(error, self.log_path)
             self._llm = self._tokenizer = None
             self._invariance.close()
@@ -701,7 +700,7 @@ class VLLMOfflineEngine:
 
 
 def _silent(text: str) -> None:
-    """Report to nobody."""
+    """Ignore progress."""
 
 
 def _let_through(capture: OutputCapture, progress: ProgressCallback, state: Progress) -> None:

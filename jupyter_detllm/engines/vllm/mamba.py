@@ -1,8 +1,8 @@
 """Mamba on CPU: the two operations that vLLM's CPU build lacks, in torch.
 
-vLLM 0.32 has CPU kernels for Mamba2. For Mamba it has none: the prefill calls a kernel that
-is not built (``selective_scan_fwd``), and the decode step one that takes Mamba2's shapes only.
-Both are the same recurrence, for the channel d, the state n and the token t::
+vLLM 0.32 has CPU kernels for Mamba2 but not for Mamba: the prefill calls a kernel that is not
+built (``selective_scan_fwd``), and the decode step one that only takes Mamba2's shapes. Both
+compute the same recurrence, for channel d, state n and token t::
 
     state[d, n] = state[d, n] * exp(dt[t, d] * A[d, n]) + dt[t, d] * B[t, n] * x[t, d]
     y[t, d] = sum over n of state[d, n] * C[t, n], + D[d] * x[t, d]
@@ -20,7 +20,7 @@ _MIXER = "MambaMixer"
 
 
 def complete_mamba(model: Any) -> None:
-    """Let the Mamba layers of a loaded model compute on CPU; change nothing where they can.
+    """Make the Mamba layers of a loaded model run on CPU, if they do not already.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def _times(dt: Any, bias: Any, softplus: bool) -> Any:
 
 
 def _step(state: Any, x: Any, dt: Any, a: Any, b: Any, c: Any) -> tuple[Any, Any]:
-    """Return the next state and what is read of it; the rows of a batch are independent.
+    """Return the next state and the output; the rows of a batch are independent.
 
     Shapes: state (rows, dim, states); x, dt (rows, dim); a (dim, states); b, c (rows, states).
     """
@@ -89,7 +89,7 @@ def selective_scan(
     Parameters
     ----------
     u, delta, z
-        Inputs, time steps and gates of all sequences side by side, (dim, tokens).
+        Inputs, time steps and gates of all sequences, concatenated, (dim, tokens).
     ssm_states
         One state per cache block, (blocks, dim, states); those of `cache_indices` are written.
     A, B, C, D, delta_bias
@@ -97,8 +97,8 @@ def selective_scan(
     delta_softplus
         Whether the time steps are its argument.
     query_start_loc, cache_indices, has_initial_state
-        Where each sequence begins, and the last ends; the block of each; whether the block
-        holds the state to go on from.
+        Start of each sequence, and end of the last; the block of each; whether the block holds
+        the state to continue from.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Engine arguments: the user's options over what the level asks for, and the one LoRA adapter."""
+"""Engine arguments: the user's options, the level's requirements, and the LoRA adapter."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ _DTYPE_BYTES = {"float32": 4, "float": 4}
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What an engine's cache is sized by.
+    """What the size of an engine's cache depends on.
 
     Attributes
     ----------
     length
         The longest sequence in tokens.
     kv_bytes
-        Bytes of keys and values of one token; 0 for a model without attention, and where
-        they are not known.
+        Bytes of keys and values of one token; 0 for a model without attention, or if
+        unknown.
     """
 
     length: int
@@ -64,13 +64,13 @@ class ModelSize:
 def model_config(arguments: Mapping[str, object]) -> Any:
     """Return vLLM's own config of the model that `vllm.LLM` would load; no weights are read.
 
-    vLLM looks at the model's class in a process of its own the first time, which takes
-    seconds, and keeps what it found.
+    The first time, vLLM inspects the model's class in a separate process, which takes
+    seconds; it caches the result.
 
     Raises
     ------
     Exception
-        Whatever vLLM raises for a model it cannot run.
+        Whatever vLLM raises for a model that it cannot run.
     """
     from vllm import EngineArgs
 
@@ -100,9 +100,9 @@ def vllm_size(arguments: Mapping[str, object]) -> ModelSize:
 
 
 def size_elsewhere(arguments: Mapping[str, object]) -> ModelSize | None:
-    """Return what `vllm_size` does, asked in a process of its own; None where it fails.
+    """Call `vllm_size` in a separate process; None if it fails.
 
-    For callers that do not import vLLM. Arguments that are none of an engine's are left out.
+    For callers that do not import vLLM. Arguments that an engine does not have are ignored.
     """
     command = [sys.executable, "-P", "-m", __name__, json.dumps(arguments, default=str)]
     try:
@@ -203,13 +203,13 @@ def engine_arguments(
     Parameters
     ----------
     spec
-        Level, seed and the user's options, which come first.
+        Level, seed and the user's options, which take precedence.
     names
-        What this vLLM accepts (`option_names`); others are left out.
+        The options of this vLLM (`option_names`); others are dropped.
     model, revision, cpu
-        What vLLM loads, and whether it computes on CPU.
+        What vLLM loads, and whether it runs on CPU.
     config
-        The model's config.json, where it is at hand, to size length and KV cache.
+        The model's config.json, if available, for the length and the size of the KV cache.
     ask
         Returns the size of a model whose config.json does not state it, given the other
         arguments (`vllm_size`). Without an answer vLLM sizes what is not stated; on CPU it
@@ -222,7 +222,7 @@ def engine_arguments(
         "revision": revision,
         "tokenizer_revision": revision,
     }
-    arguments["use_tqdm_on_load"] = False  # its bar is a widget in a notebook
+    arguments["use_tqdm_on_load"] = False  # its progress bar is a widget in a notebook
     if spec.level is not Level.SEEDED:
         arguments |= {"enable_prefix_caching": False, "async_scheduling": False}
     arguments = {name: value for name, value in arguments.items() if value is not None}
@@ -236,13 +236,13 @@ def engine_arguments(
         if size is not None:
             arguments |= _cpu_sizes(size, chosen)
     merged = {name: value for name, value in {**arguments, **chosen}.items() if name in names}
-    # vLLM's own statistics cost a little in every step: for those who ask for them.
+    # vLLM's own statistics cost a little in every step, so they are opt-in.
     merged.setdefault("disable_log_stats", True)
     return {**merged, "model": model, "seed": engine_seed(spec.seed)}
 
 
 def _cpu_sizes(size: ModelSize, chosen: Mapping[str, object]) -> dict[str, object]:
-    """Return the sizes that CPU engines get unless the user says otherwise.
+    """Return the default sizes for CPU engines.
 
     vLLM cannot cut a seeded prefill into chunks here ("CPU Generator does not use
     offset"), so prompts are prefilled whole and a step takes the longest sequence. An
@@ -265,7 +265,7 @@ def _given_length(chosen: Mapping[str, object]) -> int | None:
 
 
 def _stated_size(config: Mapping[str, Any], chosen: Mapping[str, object]) -> ModelSize | None:
-    """Return what config.json states in the usual names; None where that is no length."""
+    """Return the size stated in config.json under the usual names; None without a length."""
     longest = _given_length(chosen) or _text_config(config).get("max_position_embeddings")
     if not isinstance(longest, int) or longest <= 0:
         return None
@@ -278,7 +278,7 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def kv_bytes_per_token(config: Mapping[str, Any], chosen: Mapping[str, object]) -> int:
-    """Return the bytes of keys and values of one token; 0 where the config does not say."""
+    """Return the bytes of keys and values of one token; 0 if the config does not say."""
     text = _text_config(config)
     try:
         heads = int(text["num_attention_heads"])
@@ -296,7 +296,7 @@ def _round_up(size: int, unit: int = 1 << 26) -> int:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Return the config.json of a local model; empty where there is none."""
+    """Return the config.json of a local model; empty if there is none."""
     try:
         value = json.loads((Path(folder) / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -308,16 +308,16 @@ if __name__ == "__main__":
     _main(sys.argv[1])
 
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as `max_lora_rank`."""
+"""Values that vLLM accepts as `max_lora_rank`."""
 
 
 def split_adapter(spec: EngineSpec) -> tuple[EngineSpec, Adapter | None]:
-    """Return `spec` as vLLM takes it, and the adapter that its option ``lora`` names.
+    """Return `spec` as vLLM takes it, and the adapter named by its option ``lora``.
 
     Raises
     ------
     UsageError
-        For an option that is no path, or contradicts.
+        For an option that is not a path, or contradicts another.
     ModelError
         For a folder without an adapter.
     """
@@ -352,5 +352,5 @@ def lora_request(adapter: Adapter | None) -> Any:
         return None
     from vllm.lora.request import LoRARequest
 
-    # Its name reaches no stamp: the digest says which one it is.
+    # The name is not stamped: the digest identifies the adapter.
     return LoRARequest("adapter", 1, str(adapter.folder))

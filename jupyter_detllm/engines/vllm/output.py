@@ -1,9 +1,9 @@
-"""vLLM's output goes to one file of the user's, and never into a cell.
+"""Redirects vLLM's output to a log file, so that it never appears in a cell.
 
-Three ways lead into a cell: vLLM's loggers (a handler on the stdout of import time),
-what Python code prints, and what C++ code and child processes write to file
-descriptors 1 and 2. `OutputCapture` leads all three to the file while the engine
-starts or works, and puts everything back.
+Output can reach a cell in three ways: through vLLM's loggers (a handler on the stdout of import
+time), from Python's print, and from C++ code and child processes that write to file descriptors
+1 and 2. `OutputCapture` redirects all three while the engine starts or works, and restores them
+afterwards.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ _NUMBERS = itertools.count(1)
 
 
 def log_folder() -> Path:
-    """Return the folder of the engine logs; it need not exist."""
+    """Return the folder of the engine logs; it may not exist yet."""
     import platformdirs
 
     return Path(platformdirs.user_state_dir("jupyter-detllm", appauthor=False)) / "logs"
 
 
 class _LogStream(io.TextIOWrapper):
-    """A log without secrets: vLLM logs the arguments it was started with."""
+    """A log without secrets, since vLLM logs the arguments it was started with."""
 
     def write(self, text: str) -> int:
-        """Write `text` with what looks secret masked."""
+        """Write `text` with apparent secrets masked."""
         super().write(redact_text(text))
         return len(text)
 
 
 def open_log(path: Path | None = None) -> tuple[Path, TextIO]:
-    """Open a log that only the user can read (mode 0600) and return it with its path.
+    """Open a log readable only by the user (mode 0600) and return it with its path.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def open_log(path: Path | None = None) -> tuple[Path, TextIO]:
 
 
 def _drop_old(folder: Path) -> None:
-    """Keep the newest logs of ours in `folder`."""
+    """Keep only the newest logs in `folder`."""
     logs = sorted(folder.glob("vllm-*.log"), key=lambda file: file.name)
     for file in logs[:-KEPT_LOGS]:
         with contextlib.suppress(OSError):
@@ -96,11 +96,11 @@ def _drop_old(folder: Path) -> None:
 
 
 class _Router:
-    """A text stream that leads the engine's threads to the log and the user's to his stream.
+    """A text stream that sends the engine's threads to the log and the user's to their stream.
 
-    Threads that ran before the capture began are the user's, except the one that
-    began it. Once switched off, everything goes to the original stream: code that
-    kept a reference to this object goes on as if it had kept that one.
+    Threads that ran before the capture started are the user's, except the one that started
+    it. Once switched off, everything goes to the original stream, so code that kept a
+    reference to this object continues to work.
     """
 
     encoding = "utf-8"
@@ -109,7 +109,7 @@ class _Router:
     def __init__(self, original: TextIO | None, log: TextIO) -> None:
         self._original = original
         self._log = log
-        # The threads themselves: an identifier is used again as soon as its thread ends.
+        # The thread objects, since an identifier is reused as soon as its thread ends.
         self._users = frozenset(threading.enumerate()) - {threading.current_thread()}
         self.active = True
 
@@ -118,12 +118,12 @@ class _Router:
         return self._log if ours or self._original is None else self._original
 
     def release(self) -> None:
-        """Lead everything to the original stream from now on."""
+        """Send everything to the original stream from now on."""
         self.active = False
         self._users = frozenset()
 
     def write(self, text: str) -> int:
-        """Write where the calling thread belongs."""
+        """Write to the stream of the calling thread."""
         return self._target().write(text)
 
     def writelines(self, lines: list[str]) -> None:
@@ -132,11 +132,11 @@ class _Router:
             self.write(line)
 
     def fileno(self) -> int:
-        """Return a real descriptor, also where the user's stream has none."""
+        """Return a real descriptor, even if the user's stream has none."""
         return self._target().fileno()
 
     def isatty(self) -> bool:
-        """Return whether a person may be watching."""
+        """Return whether the stream is a terminal."""
         return self._target().isatty()
 
     def __getattr__(self, name: str) -> Any:
@@ -144,7 +144,7 @@ class _Router:
 
 
 def _flush_c_streams() -> None:
-    # C code buffers on its own: without this its text would land on the wrong side.
+    # C code has its own buffers: without this its text would end up in the wrong stream.
     with contextlib.suppress(OSError, AttributeError):
         _c_library().fflush(None)
 
@@ -155,10 +155,10 @@ def _c_library() -> ctypes.CDLL:
 
 
 class OutputCapture:
-    """Lead what is written to stdout and stderr to `log`, in Python and below it.
+    """Redirects stdout and stderr to `log`, both in Python and at the descriptor level.
 
-    Use as a context manager, any number of times, not nested. `paused` lets the
-    user's own output through, for progress.
+    Use it as a context manager, any number of times, not nested. `paused` lets output through,
+    for progress.
     """
 
     def __init__(self, log: TextIO) -> None:
@@ -173,12 +173,12 @@ class OutputCapture:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Put the streams and descriptors back."""
+        """Restore the streams and descriptors."""
         self._end()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Let output through for a moment."""
+        """Let output through temporarily."""
         self._end()
         try:
             yield
@@ -189,7 +189,7 @@ class OutputCapture:
         for name in ("stdout", "stderr"):
             original = getattr(sys, name)
             if original is not None:
-                # A notebook's stream may refuse while its front end goes away.
+                # A notebook's stream may fail while its front end disconnects.
                 with contextlib.suppress(OSError, ValueError):
                     original.flush()
             self._routers[name] = _Router(original, self._log)
@@ -253,10 +253,9 @@ _NOISE = re.compile(r"^(Value error|Assertion failed), ")
 
 
 def cause_line(error: BaseException, log: Path) -> str:
-    """Return what went wrong at the root of `error`, on one line.
+    """Return the root cause of `error`, on one line.
 
-    Where vLLM only says that a child process failed, the last error line of the log
-    is taken.
+    If vLLM only reports that a child process failed, it is the last error line of the log.
     """
     root = _root(error)
     text = _message(root)
@@ -314,8 +313,8 @@ def stream_handlers(
 ) -> list[logging.StreamHandler[Any]]:
     """Return what writes the log messages of `libraries` to a stream.
 
-    Such a handler holds the stream that stood when its library was imported, so that
-    replacing ``sys.stderr`` does not reach it.
+    Such a handler holds the stream of the time when its library was imported, so replacing
+    ``sys.stderr`` does not affect it.
     """
     known = logging.Logger.manager.loggerDict
     loggers = [

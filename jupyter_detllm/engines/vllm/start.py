@@ -1,10 +1,10 @@
 """Starting a `vllm.LLM`: its workers, arguments and method, and a process left as it was.
 
-A forked process cannot use a GPU that its parent has begun to use. vLLM asks torch whether
-this one has; but there are ways that torch does not know of: a call of the driver by
-another library, and the last step of vLLM's own clean-up. The driver itself is asked.
+A forked process cannot use a GPU that its parent has already used. vLLM asks torch whether this
+process has, but torch does not know of everything: calls of the driver by other libraries, and
+the last step of vLLM's own clean-up. So the driver itself is asked.
 
-What vLLM changes in the user's process is put back as far as it can do without it.
+vLLM's changes to the user's process are undone as far as vLLM can work without them.
 """
 
 from __future__ import annotations
@@ -75,22 +75,22 @@ def driver_in_use() -> bool:
 
 
 def choose_start_method() -> None:
-    """Let vLLM spawn its workers where forked ones could not use the GPU."""
+    """Make vLLM spawn its workers if forked ones could not use the GPU."""
     if driver_in_use():
         os.environ[START_METHOD] = "spawn"
 
 
 def forget_distributed() -> None:
-    """Destroy what an engine leaves for the whole process, and collect what it held.
+    """Destroy an engine's process-wide state, and collect its memory.
 
-    vLLM's own way of destroying its groups initialises the driver in a process whose
-    workers alone used it, and leaves the next engine's workers without. And it keeps one
-    pool of memory for the CUDA graphs of every engine, which torch refuses to fill again
-    when the graphs of the first are gone.
+    vLLM's own way of destroying its groups initialises the driver even if only the workers used
+    it, which breaks the next engine's workers. It also keeps one memory pool for the CUDA
+    graphs of every engine, which torch refuses to fill again once the graphs of the first are
+    gone.
     """
     state: Any = sys.modules.get("vllm.distributed.parallel_state")
     if state is not None:
-        # It asserts what a start that failed half-way need not have reached.
+        # Its assertions may fail after a start that failed half-way.
         with contextlib.suppress(AssertionError, AttributeError, RuntimeError, ValueError):
             if _is_cpu() or driver_in_use():
                 state.cleanup_dist_env_and_memory()
@@ -111,11 +111,11 @@ def _is_cpu() -> bool:
 
 
 def _nothing() -> None:
-    """Stand in for what this vLLM does not have."""
+    """Do nothing: a stand-in for a function that this vLLM lacks."""
 
 
-# Libraries read these when they are first used, which may be in a later generation;
-# they change nothing in a child process that does not compute with them.
+# Libraries read these at first use, which may be in a later generation; they do not affect
+# child processes that do not compute with them.
 _NEEDED_VARIABLES = ("CUBLAS", "CUDNN", "NCCL_", "TORCHINDUCTOR_", "TRITON_", "PYTORCH_", "TORCH_")
 
 
@@ -135,7 +135,7 @@ def variables_to_restore(
 
 @contextlib.contextmanager
 def process_kept() -> Iterator[None]:
-    """Undo, at the end, what an engine start leaves in the process.
+    """Undo, on exit, an engine start's changes to the process.
 
     Environment, warning filters, the exception hook, torch's threads and precision,
     and `torch.set_num_threads`, which vLLM's CPU worker replaces by a function that
@@ -162,7 +162,7 @@ def process_kept() -> Iterator[None]:
 class TorchState:
     """Process-wide torch settings that the engine computes with.
 
-    The user's later changes are his, and a generation must not depend on them.
+    The user may change them later, and a generation must not depend on that.
 
     Attributes
     ----------
@@ -177,13 +177,13 @@ class TorchState:
 
     @classmethod
     def current(cls) -> TorchState:
-        """Return what is set now."""
+        """Return the current settings."""
         import torch
 
         return cls(torch.get_num_threads(), torch.get_float32_matmul_precision())
 
     def set(self) -> None:
-        """Set what differs."""
+        """Apply the settings that differ."""
         import torch
 
         now = TorchState.current()
@@ -194,7 +194,7 @@ class TorchState:
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
-        """Compute with these settings, then with the user's again."""
+        """Use these settings inside the block, then the user's again."""
         users = TorchState.current()
         self.set()
         try:
@@ -204,7 +204,7 @@ class TorchState:
 
 
 def resident_mib() -> int | None:
-    """Return the main memory this process occupies, in MiB; None where it is not told."""
+    """Return the main memory of this process, in MiB; None if unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -220,7 +220,7 @@ def return_memory() -> None:
 
 
 def shutdown_report(before: int | None, after: int | None, failure: str) -> ShutdownReport:
-    """Say what a shutdown freed (resident MiB before and after) and what it could not."""
+    """Report what a shutdown freed (resident MiB before and after) and what it could not."""
     freed = "the model's weights, the KV cache and vLLM's process groups"
     if before is not None and after is not None and before > after:
         freed += f" ({before - after} MiB of this process's main memory)"
@@ -234,30 +234,30 @@ def shutdown_report(before: int | None, after: int | None, failure: str) -> Shut
 
 
 _READ_EACH_STEP = frozenset({"VLLM_CPU_ATTN_SPLIT_KV"})
-"""Variables of methods that vLLM reads in every step: taking them back takes effect."""
+"""Variables of methods that vLLM reads in every step, so that unsetting them works."""
 
 
 class ActiveMethod:
-    """Which method is in force; none at other levels than `invariant`.
+    """The active method of batch invariance; none at levels other than `invariant`.
 
     Parameters
     ----------
     spec
-        Level and options decide which methods are tried, in which order.
+        Its level and options determine the methods to try and their order.
     config
         The model's config.json, which decides with them: vLLM need not be imported yet.
 
     Attributes
     ----------
     level
-        The level that the engine computes at: the spec's, or its fallback.
+        The engine's effective level: the spec's, or its fallback.
     reason
-        Why the methods before the one in force were passed over, as a clause.
+        Why the methods before the active one were skipped, as a clause.
 
     Raises
     ------
     InvarianceError
-        When the level is `invariant` and no method is for this engine.
+        If the level is `invariant` and no method applies to this engine.
     """
 
     def __init__(self, spec: EngineSpec, config: Mapping[str, Any] | None = None) -> None:
@@ -281,7 +281,7 @@ class ActiveMethod:
         ]
         if not self._left:
             raise InvarianceError(
-                f"no method of batch invariance is for this engine ({reasons_against(offered)})",
+                f"no method of batch invariance applies here ({reasons_against(offered)})",
                 fix="--level invariant (one sequence at a time), or --level repeatable",
             )
         if self.sequential:
@@ -315,9 +315,9 @@ class ActiveMethod:
         return out
 
     def look_at(self, config: Callable[[], Any]) -> None:
-        """Refuse a model that no method is for, before its weights are loaded.
+        """Refuse a model that no method applies to, before its weights are loaded.
 
-        Where one sequence at a time will do, nothing is refused.
+        If one sequence at a time is acceptable, nothing is refused.
 
         Parameters
         ----------
@@ -327,12 +327,12 @@ class ActiveMethod:
         Raises
         ------
         InvarianceError
-            When no method is left.
+            If no method is left.
         """
         if not self._left or self._spec.sequential:
             return
         model = config()
-        # The others could not be put in force any more: this engine is started for the first.
+        # The others cannot be activated any more: this engine is started for the first.
         possible = [self._left[0], *(method for method in self._left[1:] if method.live)]
         seen = [Candidate(method, method.uncovered(model)) for method in possible]
         if not any(item.usable for item in seen):
@@ -340,14 +340,14 @@ class ActiveMethod:
 
     @contextlib.contextmanager
     def around_start(self) -> Iterator[None]:
-        """Patch what comes before the start; taken back if that fails, else at `close`.
+        """Apply the patches needed before the start; undone if it fails, or else by `close`.
 
-        A method that finds its hooks missing is passed over.
+        A method whose hooks are missing is skipped.
 
         Raises
         ------
         InvarianceError
-            When no method is left.
+            If no method is left.
         """
         failed: list[Candidate] = []
         while self._left:
@@ -367,12 +367,12 @@ class ActiveMethod:
             raise
 
     def install(self, llm: Any) -> None:
-        """Put the method in force, or the next that can be, or go on at the fallback.
+        """Activate the method, or the next possible one, or fall back.
 
         Raises
         ------
         InvarianceError
-            When none can, and the engine cannot go on without.
+            If none can be activated, and the engine cannot fall back.
         """
         failed: list[Candidate] = []
         while self._left:
@@ -396,7 +396,7 @@ class ActiveMethod:
     def check_kernels(
         self, llm: Any, *, tokens: int, sequences: int, step_tokens: int, seconds: float
     ) -> KernelCheck | None:
-        """Return what the kernels show under the method in force; None without one."""
+        """Check the kernels with the active method; None without one."""
         if not self._left:
             return None
         return self._left[0].check_kernels(
@@ -415,10 +415,10 @@ class ActiveMethod:
         return self.name
 
     def lower(self, llm: Any, level: Level, why: str) -> bool:
-        """Go on at `level` with no method in force; False where that takes another engine.
+        """Continue at `level` without a method; False if that takes a new engine.
 
-        It does where a method's engine options or variables are not those of `level`, and
-        cannot be taken back while the engine runs.
+        That is so if a method's engine options or variables differ from those of `level` and
+        cannot be changed while the engine runs.
         """
         from vllm import envs
 
@@ -430,15 +430,15 @@ class ActiveMethod:
         for method in self._left[:1]:
             method.uninstall(llm)
         self._left = []
-        llm.reset_prefix_cache()  # what a self-test left: an engine of that level has none
+        llm.reset_prefix_cache()  # left by a self-test; an engine of that level has none
         self.level, self.reason = level, why
         self.take_back_variables()
         return True
 
     def take_back_variables(self) -> None:
-        """Unset the method's variables where the engine went on without it.
+        """Unset the method's variables if the engine continued without it.
 
-        Again after the start, which leaves the environment as it found it.
+        Needed again after the start, which restores the environment.
         """
         if self.level is self._spec.level:
             return
@@ -449,12 +449,12 @@ class ActiveMethod:
         envs.enable_envs_cache()
 
     def close(self) -> None:
-        """Take back what was patched before the start."""
+        """Undo the patches from before the start."""
         self._stack.close()
 
 
 def _why(method: Method, error: InvarianceError) -> str:
-    """Return what a method says against itself, without its name, which is added later."""
+    """Return a method's refusal without its name, which is added later."""
     text = error.what
     for prefix in (f"{method.name} is not in force: ", f"{method.name}: ", f"{method.name} "):
         text = text.removeprefix(prefix)
@@ -466,7 +466,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A running engine and what it computes with.
+    """A running engine, with its settings and workers.
 
     Attributes
     ----------
@@ -475,11 +475,11 @@ class Started:
     torch_state
         torch's process-wide settings at start.
     compile_cache
-        ``warm`` or ``cold``; None where nothing is compiled.
+        ``warm`` or ``cold``; None if nothing is compiled.
     invariance
         The method of batch invariance in force.
     ranks
-        The worker processes, where it has several.
+        The worker processes, if there are several.
     """
 
     llm: Any
@@ -499,9 +499,9 @@ def start_llm(
     UsageError
         For engine options that vLLM does not have.
     InvarianceError
-        When the level is `invariant` and no method is for this engine.
+        If the level is `invariant` and no method applies to this engine.
     EngineStartError
-        When it does not start: the last cause, and where the log is.
+        If it does not start; with the root cause and the path of the log.
     """
     capture = OutputCapture(log)
 
@@ -521,7 +521,7 @@ def start_llm(
         except BaseException:
             forget_distributed()
             raise
-        # Past the handler the error is gone, and with it the frames that hold a model.
+        # Outside the handler the error is released, with the frames that hold a model.
         forget_distributed()
     cause, fix = _explained(line, log_path)
     raise EngineStartError(f"vLLM did not start: {cause}", fix=fix)
@@ -535,9 +535,9 @@ _WAYS_OUT = {
 
 
 def _explained(line: str, log_path: Path) -> tuple[str, str]:
-    """Return the cause and what fixes it, where that is known; else where to read more."""
+    """Return the cause with its fix if known, otherwise with the path of the log."""
     if "torchvision" in line:
-        why = misfit_here() or "torchvision cannot be imported beside this torch"
+        why = misfit_here() or "torchvision cannot be imported with this torch"
         return f"{why} ({line})", f"{REMOVE_VISION}, then restart the kernel"
     found = (way for words, way in _WAYS_OUT.items() if words in line)
     return line, next(found, f"read its log, {log_path}")
@@ -632,7 +632,7 @@ def survive_the_scan() -> None:
 
 @contextlib.contextmanager
 def _no_download_bars() -> Iterator[None]:
-    """Keep the hub's bars, which are widgets in a notebook, out of the cell."""
+    """Keep the hub's progress bars, which are widgets in a notebook, out of the cell."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,
@@ -650,7 +650,7 @@ def _no_download_bars() -> Iterator[None]:
 
 
 def _compile_cache(llm: Any) -> str | None:
-    """Tell whether the compiled code was found or made, by the time it took."""
+    """Return whether compiled code was cached, judged by the time it took."""
     config = llm.llm_engine.vllm_config.compilation_config
     if not int(getattr(config, "mode", 0) or 0):
         return None
@@ -662,4 +662,4 @@ def _compile_cache(llm: Any) -> str | None:
 
 
 COLD_SECONDS = 10.0
-"""Loading a compiled model takes a few seconds, compiling one tens of them."""
+"""Seconds: loading a compiled model takes a few, compiling one takes tens."""

@@ -1,19 +1,18 @@
 """Running requests through a `vllm.LLM` step by step, and making it whole again after an exception.
 
 `KeyboardInterrupt` can be raised between any two bytecodes, and vLLM's scheduler does not
-survive that everywhere: blocks are taken before they are listed. So while a generation
-runs SIGINT is only noted, and raised between two steps (`DeferredInterrupt`).
+survive that everywhere: it takes blocks before it lists them. So SIGINT is deferred while a
+generation runs, and raised between two steps (`DeferredInterrupt`).
 
-vLLM's second model runner keeps what is to be written to the GPU in lists, until a step
-applies them. What a cut step left there would be written together with the rows of the
-next requests, which take the same places, in no order: silently wrong text
-(`forget_requests`).
+vLLM's second model runner keeps pending GPU writes in lists until a step applies them. The
+writes of an aborted step would be mixed with the rows of the next requests, which take the
+same places: silently wrong text (`forget_requests`).
 
-With several ranks, when a worker dies, the others wait in a sum for its part, and vLLM for
-their answer. So the workers are watched (`Ranks`), and one that dies ends them all: the
+With several ranks, if a worker dies, the others wait for its part of a sum, and vLLM waits for
+their answer. So the workers are watched (`Ranks`), and if one dies all of them are ended: the
 call then returns within a second, with an error that names the rank.
 
-vLLM keeps no statistics of requests for `LLM` unless it is started with
+vLLM keeps no request statistics for `LLM` unless it is started with
 ``disable_log_stats=False`` (`engine_metrics`).
 """
 
@@ -64,12 +63,12 @@ __all__ = [
 
 
 class DeferredInterrupt:
-    """Hold SIGINT back until `check`, or the end of the block.
+    """Defers SIGINT until `check`, or the end of the block.
 
-    Only in the main thread, where Python delivers signals, and only where an
-    interrupt would do something. Inside `impatient`, a SIGINT that comes `patience`
-    seconds or more after the first raises at once: a step that never ends must not
-    hold the kernel for ever. With a patience of 0 the first one does.
+    It works only in the main thread, where Python delivers signals, and only if an interrupt
+    would have an effect. Inside `impatient`, a SIGINT `patience` seconds or more after the
+    first is raised immediately, so that a step that never ends cannot block the kernel
+    forever. With a patience of 0 the first one is.
     """
 
     def __init__(self, patience: float = 5.0) -> None:
@@ -80,7 +79,7 @@ class DeferredInterrupt:
         self._previous: Callable[[int, FrameType | None], Any] | None = None
 
     def __enter__(self) -> DeferredInterrupt:
-        """Take SIGINT over."""
+        """Replace the SIGINT handler."""
         if threading.current_thread() is threading.main_thread():
             previous = signal.getsignal(signal.SIGINT)
             if callable(previous):
@@ -89,7 +88,7 @@ class DeferredInterrupt:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Give SIGINT back; raise what is still held, unless something is raised already."""
+        """Restore the handler; raise a deferred interrupt unless another exception is raised."""
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
             self._previous = None
@@ -106,14 +105,14 @@ class DeferredInterrupt:
         self._pending = True
 
     def check(self) -> None:
-        """Raise `KeyboardInterrupt` if one is held."""
+        """Raise `KeyboardInterrupt` if one is deferred."""
         if self._pending:
             self._pending = False
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def impatient(self) -> Iterator[None]:
-        """Mark where an interrupt that has waited too long may break in."""
+        """Mark a block in which an interrupt that has waited too long may be raised."""
         self._impatient = True
         try:
             yield
@@ -137,14 +136,14 @@ def engine_metrics(llm: Any) -> Mapping[str, float]:
 
 
 def kv_manager(engine: Any) -> Any:
-    """Return what tells, as `usage`, the share of KV blocks in use; None in another process."""
+    """Return the object with `usage`, the share of KV blocks in use; None in another process."""
     core = getattr(engine.engine_core, "engine_core", None)
     manager = getattr(getattr(core, "scheduler", None), "kv_cache_manager", None)
     return manager if isinstance(getattr(manager, "usage", None), (int, float)) else None
 
 
 def with_own_timings(timings: Timings, outputs: Sequence[Any]) -> Timings:
-    """Return `timings` with vLLM's own times per completion, where every output has them."""
+    """Return `timings` with vLLM's own times per completion, if every output has them."""
     stats = [getattr(output, "metrics", None) for output in outputs]
     times = [_request_times(one) for one in stats]
     known = [pair for pair in times if pair is not None]
@@ -169,17 +168,17 @@ _RUNNER_CODE = "vllm.v1.worker.gpu."
 
 
 def forget_requests(worker: Any) -> None:
-    """Forget every request in `worker`, and a step that was cut between its two halves.
+    """Forget every request in `worker`, and a step that was aborted between its two halves.
 
-    For when the scheduler has none either: a step that was cut may have been told of
-    requests, or of their end, and not have got as far as that.
+    Called when the scheduler has no requests either: an aborted step may not have processed
+    the start or end of requests.
     """
     runner: Any = getattr(worker, "model_runner", None)
     if getattr(runner, "execute_model_state", None) is not None:
         runner.execute_model_state = None
     states: Any = getattr(runner, "req_states", None)
     if states is None:
-        return  # the first runner drops what the scheduler does not name
+        return  # the first runner drops requests that the scheduler does not list
     if runner.device.type != "cpu":
         import torch
 
@@ -219,10 +218,10 @@ _SETTLE_SECONDS = 10.0
 
 
 def keep_going(worker: Any) -> tuple[str, list[str]]:
-    """Ignore SIGINT in a rank: an interrupt of the cell goes to its whole process group.
+    """Ignore SIGINT in a rank, since an interrupt goes to the whole process group.
 
-    Returns what a rank that is killed would leave behind: how the shared memory of CPU
-    ranks is called ("" where there is none), and that of its groups' messages.
+    Returns what a killed rank would leave behind: the name of the CPU ranks' shared memory (""
+    if there is none), and of that for its groups' messages.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     state: Any = sys.modules.get("vllm.distributed.parallel_state")
@@ -233,13 +232,13 @@ def keep_going(worker: Any) -> tuple[str, list[str]]:
 
 
 def answer_again(wrapped: Any, number: int) -> int:
-    """Forget, in a rank, a step that was cut and its requests; return `number`."""
+    """Forget an aborted step and its requests in a rank; return `number`."""
     forget_requests(worker_of(wrapped))
     return number
 
 
 def in_step(llm: Any) -> str:
-    """Make sure that every rank answers this question, and no earlier one; "" if so."""
+    """Check that every rank answers this question and not an earlier one; "" if so."""
     count = rank_count(llm)
     for number in (1, 2) if count else ():
         if ask_ranks(llm, answer_again, number, timeout=_SETTLE_SECONDS) != [number] * count:
@@ -249,7 +248,7 @@ def in_step(llm: Any) -> str:
 
 @contextlib.contextmanager
 def no_orphans() -> Iterator[None]:
-    """End the worker processes of a start that fails: vLLM leaves some of them running."""
+    """End the worker processes of a failed start, since vLLM leaves some running."""
     before = set(multiprocessing.active_children())
     try:
         yield
@@ -264,7 +263,7 @@ def no_orphans() -> Iterator[None]:
 
 
 class Ranks:
-    """The worker processes of an engine; none where its only worker is in this process.
+    """The worker processes of an engine; none if its only worker is in this process.
 
     Parameters
     ----------
@@ -274,7 +273,7 @@ class Ranks:
     Attributes
     ----------
     fields
-        What they compute with, as fields of the fingerprint.
+        The workers' fingerprint fields.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -287,9 +286,9 @@ class Ranks:
         self.fields: dict[str, FieldValue] = rank_fields(llm, RANK_VARIABLES)
         if not workers:
             return
-        told = ask_ranks(llm, keep_going)
-        self._memory += _cpu_memory(group for group, _ in told)
-        self._memory += sorted({name for _, names in told for name in names})
+        reported = ask_ranks(llm, keep_going)
+        self._memory += _cpu_memory(group for group, _ in reported)
+        self._memory += sorted({name for _, names in reported for name in names})
         self._stop, stopped = multiprocessing.Pipe()
         sentinels = [process.sentinel for process in self._processes]
         threading.Thread(
@@ -301,7 +300,7 @@ class Ranks:
             self.dead()
 
     def dead(self) -> str:
-        """Return which ranks died, and of what; "" while all live. The others are ended."""
+        """Return which ranks died, and why; "" if all are alive. The others are ended."""
         with self._lock:
             if not self._died and self._processes:
                 ended = wait([process.sentinel for process in self._processes], 0)
@@ -320,13 +319,13 @@ class Ranks:
         return " and ".join(died)
 
     def stop_watching(self) -> None:
-        """Let the workers end: a shutdown begins."""
+        """Expect the workers to end, since a shutdown begins."""
         if self._processes:
             with contextlib.suppress(OSError):
                 self._stop.send(None)
 
     def clear(self, grace: float = _JOIN_SECONDS) -> str:
-        """Clear away, after the engine's shutdown, what it left; return what stays.
+        """Clean up after the engine's shutdown; return what remains.
 
         Processes are ended and reaped; shared memory that a killed worker could not
         remove is removed.
@@ -347,9 +346,9 @@ class Ranks:
 
 
 def _how_it_ended(process: Any) -> str:
-    """Say how a process ended, as far as its parent was told."""
+    """Return how a process ended, as far as its parent knows."""
     code = None
-    for _ in range(20):  # vLLM's own watch may be about to reap it
+    for _ in range(20):  # vLLM's own monitor may be about to reap it
         code = process.exitcode
         if code is not None:
             break
@@ -364,7 +363,7 @@ def _how_it_ended(process: Any) -> str:
 
 
 def _memory_names(executor: Any) -> list[str]:
-    """Return the names of the shared memory that commands and answers go through."""
+    """Return the names of the shared memory for commands and answers."""
     return _queue_names(
         [getattr(executor, "rpc_broadcast_mq", None), *getattr(executor, "response_mqs", ())]
     )
@@ -376,14 +375,14 @@ def _queue_names(queues: Iterable[Any]) -> list[str]:
 
 
 def _cpu_memory(groups: Iterable[str]) -> list[str]:
-    """Return the names of the memory through which CPU ranks add; vLLM leaves it behind."""
+    """Return the names of the CPU ranks' shared memory, which vLLM leaves behind."""
     folder = Path("/dev/shm")  # noqa: S108 - where Linux keeps shared memory
     found = (folder.glob(f"{glob.escape(group)}-*cpushm*") for group in set(groups) if group)
     return sorted(file.name for files in found for file in files)
 
 
 def _remove_memory(name: str) -> None:
-    """Remove a block of shared memory; nothing happens where its owner has removed it."""
+    """Remove a block of shared memory, unless its owner has removed it."""
     with contextlib.suppress(OSError):
         block = shared_memory.SharedMemory(name=name)
         block.close()
@@ -396,10 +395,10 @@ _DRAIN_STEPS = 64
 
 @contextlib.contextmanager
 def around_each_step(engine: Any, observer: StepObserver) -> Iterator[None]:
-    """Tell `observer` of each step of `engine`, before it and with what it returned.
+    """Call `observer` before each step of `engine` and with its result.
 
-    `LLM.generate` and `LLM.beam_search` stay vLLM's own code; they call ``step`` on
-    the engine object, where an attribute of the instance comes first.
+    `LLM.generate` and `LLM.beam_search` remain vLLM's own code; they call ``step`` on the engine
+    object, where an instance attribute takes precedence.
     """
     step = engine.step
 
@@ -417,7 +416,7 @@ def around_each_step(engine: Any, observer: StepObserver) -> Iterator[None]:
 
 
 class StepObserver:
-    """What happens between two steps: progress, at most ten times a second, and interrupts."""
+    """Work between two steps: progress, at most ten times a second, and interrupts."""
 
     def __init__(
         self,
@@ -450,25 +449,25 @@ class StepObserver:
         self._taken = False
 
     def next_call(self) -> None:
-        """Expect requests that were not there before."""
+        """Expect new requests."""
         self._taken = False
         self._clock.restart()
 
     def searched(self, searches: int) -> None:
-        """Note that beam searches ended, all that were handed over together."""
+        """Record the end of beam searches that were submitted together."""
         self._clock.step(finished=searches)
 
     def timings(self) -> Timings:
-        """Return when tokens came, by our clock."""
+        """Return the arrival times of tokens, by a clock around engine steps."""
         return self._clock.timings()
 
     @property
     def kv_peak(self) -> float | None:
-        """Largest share of KV blocks seen in use before a step; None where none was."""
+        """Largest share of KV blocks in use before a step; None if unknown."""
         return self._kv_peak or None
 
     def before(self) -> None:
-        """Take hold of the scheduler's requests: it forgets those that finish."""
+        """Keep references to the scheduler's requests, since it drops those that finish."""
         if not self._taken and not self._beam:
             found = requests_in_core(self._engine)
             self.requests |= found
@@ -478,7 +477,7 @@ class StepObserver:
             self._kv_peak = float(used)
 
     def __call__(self, outputs: Sequence[Any]) -> None:
-        """Take note of one step's outputs."""
+        """Record one step's outputs."""
         self._interrupt.check()
         if self._beam:
             self._tokens += len(outputs)
@@ -501,7 +500,7 @@ class StepObserver:
         )
 
     def _time(self, finished: int) -> None:
-        """Note a step: whoever had a token before it, and was not finished, got another."""
+        """Record a step: every unfinished request with a token got another one."""
         waiting = self._waiting.items()
         begun = [key for key, r in waiting if getattr(r, "num_output_tokens", 0)] if waiting else ()
         for key in begun:
@@ -517,7 +516,7 @@ class StepObserver:
 
 
 def requests_in_core(engine: Any) -> dict[str, Any]:
-    """Return the scheduler's requests by id; empty where the engine is another process."""
+    """Return the scheduler's requests by id; empty if the engine is another process."""
     core = getattr(engine.engine_core, "engine_core", None)
     requests = getattr(getattr(core, "scheduler", None), "requests", None)
     return dict(requests) if isinstance(requests, dict) else {}
@@ -529,14 +528,14 @@ def preemptions(requests: Mapping[str, Any]) -> int:
 
 
 def recover(llm: Any) -> str:
-    """Abort every request and drop what caches may hold of it.
+    """Abort every request and drop its cached data.
 
-    Without this the next call waits for ever for the old requests, and blocks that
-    were listed as cached before they were computed give silently wrong text.
+    Without this the next call would wait forever for the old requests, and blocks that were
+    listed as cached before they were computed would give silently wrong text.
 
     Returns
     -------
-    Empty when the engine is whole again, else what is not.
+    Empty if the engine is consistent again, otherwise what is not.
     """
     engine = llm.llm_engine
     try:
@@ -558,7 +557,7 @@ def recover(llm: Any) -> str:
 
 
 def _drain(core: Any) -> None:
-    """Finish steps in flight, and forget one that was cut."""
+    """Finish steps in flight, and forget an aborted one."""
     for _ in range(_DRAIN_STEPS):
         if not getattr(core, "batch_queue", None):
             break

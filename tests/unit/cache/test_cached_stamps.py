@@ -1,4 +1,4 @@
-"""What came out of the result cache is told from what was generated, and verifies nothing."""
+"""Cached results are distinguished from generated ones, and verify nothing."""
 
 from __future__ import annotations
 

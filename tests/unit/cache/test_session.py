@@ -223,7 +223,7 @@ def test_a_sampled_hit_that_comes_out_otherwise_is_loud_and_dropped() -> None:
     session.close_cell()
     session.change = lambda g: replace(g, token_ids=(*g.token_ids[:-1], 1), text=g.text)
     for _ in range(2):  # shown each time
-        with pytest.warns(UserWarning, match="came out otherwise from token") as caught:
+        with pytest.warns(UserWarning, match="differs from token") as caught:
             session.ask("a", use=ALWAYS)
         assert "\n" not in str(caught[0].message)
         emitted = session.close_cell()

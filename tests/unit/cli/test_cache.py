@@ -45,7 +45,7 @@ def test_what_it_holds_and_forgetting_it(folder: Path, capsys: pytest.CaptureFix
     assert main(["cache", "info"]) == 0
     assert "results     3, 300 bytes\n" in capsys.readouterr().out
     assert main(["cache", "clear"]) == 0
-    assert capsys.readouterr().out == "forgotten: 3 results, 300 bytes\n"
+    assert capsys.readouterr().out == "deleted: 3 results, 300 bytes\n"
     after = info(capsys)
     assert (after["results"], after["counters"], after["problem"]) == (0, {}, "")
 

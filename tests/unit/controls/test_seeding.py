@@ -87,7 +87,7 @@ def test_the_sessions_generator_is_default_rng_and_one_object() -> None:
     first = generator()
     assert generator() is first
     assert first.random() == np.random.default_rng(11).random()
-    assert first.random() != np.random.default_rng(11).random()  # the stream goes on
+    assert first.random() != np.random.default_rng(11).random()  # the stream continues
     seed_everything(11)
     assert generator().random() == np.random.default_rng(11).random()
 
@@ -230,7 +230,7 @@ def test_what_was_imported_past_the_hook_is_seeded_at_engine_start() -> None:
     assert python(PAST_THE_HOOK) == "ok"
 
 
-# -- streams go on as if no engine existed --------------------------------------
+# -- streams continue as if no engine existed --------------------------------------
 
 
 class Draws:

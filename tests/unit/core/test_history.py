@@ -42,7 +42,7 @@ A, B, C = stamp("An old pond."), stamp("An old frog."), stamp("A new pond.")
         (A, stamp("An old pond.", fields={"torch.threads": 4}), B, Since.LATER),
         (A, B, C, Since.NEITHER),
         (A, B, B, None),  # nothing differs
-        (A, B, stamp("An old pond.", prompts=["another"]), None),  # nothing tells
+        (A, B, stamp("An old pond.", prompts=["another"]), None),  # unknown
     ],
     ids=["update", "later", "neither", "equal", "other request"],
 )
@@ -73,7 +73,7 @@ def test_an_explanation_says_since_when_and_what_the_update_changed() -> None:
     ) in lines_of(A, reference, A)
     later = stamp("An old pond.", fields={"torch.threads": 4})
     assert (
-        "since|after the last update: the reference before it is equal to the present one"
+        "since|after the last update: the reference before it is equal to the current one"
     ) in lines_of(A, later, B)
     assert ("since|not known: the reference before the last update differs as well") in lines_of(
         A, B, C

@@ -1,4 +1,4 @@
-"""Large values that are none of ours stay where they are, and are written back as they were."""
+"""Large values of other tools are not parsed, and are written back unchanged."""
 
 from __future__ import annotations
 

@@ -196,10 +196,10 @@ def test_a_broken_reference_is_replaced_only_if_all_is_asked() -> None:
     refused, changes = promote(broken, Update.NEW)
     assert kinds(changes) == [ChangeKind.REFUSED]
     assert refused is broken
-    mended, changes = promote(broken, Update.ALL)
+    fixed, changes = promote(broken, Update.ALL)
     assert kinds(changes) == [ChangeKind.REPLACED]
-    assert meta_of(mended)["reference"] == meta_of(book)["reference"]
-    assert "previous" not in meta_of(mended)
+    assert meta_of(fixed)["reference"] == meta_of(book)["reference"]
+    assert "previous" not in meta_of(fixed)
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ def test_another_order_is_told_from_the_same_size() -> None:
     one = make_stamp(SOURCE, ["a", "b"], prompts=["p", "q"])
     other = make_stamp(SOURCE, ["b", "a"], prompts=["q", "p"])
     (diff,) = facts_of(one, other).fields
-    assert "in another order or company" in str(diff)
+    assert "in another order or batch" in str(diff)
     single = make_stamp(SOURCE, ["a"], prompts=["p"])
     (diff,) = facts_of(single, one).fields
     assert str(diff).startswith("engine.batch: 1 request together -> 2")

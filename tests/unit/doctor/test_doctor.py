@@ -241,7 +241,7 @@ def test_a_container_file_beside_the_notebook_is_read(quiet: Path) -> None:
     (quiet / "sub" / "Dockerfile.gpu").write_text("FROM x\nRUN export OMP_NUM_THREADS=1\n")
     path = write(quiet / "sub" / "a.ipynb", "1")
     ((_, item),) = examine(scenes_of(world(os.environ), [path])).findings()
-    assert (item.where, item.mend) == ("Dockerfile.gpu, line 2", "ENV OMP_NUM_THREADS=1")
+    assert (item.where, item.fix) == ("Dockerfile.gpu, line 2", "ENV OMP_NUM_THREADS=1")
 
 
 def test_the_command(quiet: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,7 +253,7 @@ def test_the_command(quiet: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(write(quiet / "a.ipynb", BAD))]) == 1
     out = capsys.readouterr().out
     assert out.startswith(f"wrong    unseeded_sampling  {quiet}/a.ipynb: cell 1, line 2\n")
-    assert "\n  mend: seed=0, another for each request" in out
+    assert "\n  fix: seed=0, with a different seed for each request" in out
     assert out.endswith("wrong 1: something is wrong or at risk (exit code 1)\n")
 
 

@@ -347,8 +347,8 @@ def test_it_finds(name: str, number: int) -> None:
     assert [item.severity for item in found] == severities
     for item in found:
         assert item.evidence
-        assert item.mend
-        assert "\n" not in f"{item.evidence}{item.mend}{item.where}"
+        assert item.fix
+        assert "\n" not in f"{item.evidence}{item.fix}{item.where}"
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_without_what_it_needs_it_does_not_say_that_all_is_well(row: Any) -> Non
 @pytest.mark.parametrize("name", [row.name for row in KINDS if row.name.startswith("gpu_")])
 def test_a_driver_that_does_not_answer_is_unknown(name: str) -> None:
     (item,) = found_in(name, replace(CUDA, gpus=None))
-    assert (item.severity, item.mend) == (UNKNOWN, "nvidia-smi")
+    assert (item.severity, item.fix) == (UNKNOWN, "nvidia-smi")
 
 
 def test_the_operators_are_those_that_torch_names() -> None:
@@ -389,7 +389,7 @@ def test_late_controls_are_named_with_what_is_in_force() -> None:
     hashed, threads = found_in("late_controls", FOUND["late_controls"][-1][0])
     assert hashed.evidence.startswith("PYTHONHASHSEED came too late")
     assert threads.evidence.startswith("OMP_NUM_THREADS came too late")
-    assert threads.mend == "jupyter detllm kernel install"
+    assert threads.fix == "jupyter detllm kernel install"
     assert found_in("late_controls", live(report=_DONE, hash_seed="0"))[1:] == []
 
 
@@ -397,7 +397,7 @@ def test_places_are_cells_and_lines_of_the_notebook() -> None:
     scene = cells("1", "%%time\n\nimport os\n!ls\nos.environ['VLLM_SEED'] = '1'")
     (item,) = found_in("unknown_options", scene)
     assert item.where == "cell 2, line 5"
-    assert item.mend == "%detllm --seed N"
+    assert item.fix == "%detllm --seed N"
 
 
 @pytest.mark.parametrize("row", NO_EFFECT, ids=lambda row: row.name)

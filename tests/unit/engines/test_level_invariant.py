@@ -86,7 +86,7 @@ def test_a_level_that_is_claimed_without_a_method_is_caught(
         return f"{index} of {len(requests)}" if len(requests) > 1 else ""
 
     monkeypatch.setattr("jupyter_detllm.engines.fake.engine.Breaking.cause", cause)
-    with pytest.raises(InvarianceError, match="together: short: other token at"):
+    with pytest.raises(InvarianceError, match="together: short: different token at"):
         started()
 
 
@@ -112,7 +112,7 @@ def test_the_long_form_says_where_and_by_how_much() -> None:
     found = long_test(engine)
     rows = {row.composition: row for row in found.rows}
     assert not found.held
-    assert found.first.startswith("together: short: other token at 2, margin")
+    assert found.first.startswith("together: short: different token at 2, margin")
     assert rows["together"].tokens_equal == rows["together"].bitwise == 0
     assert rows["alone again"].held
     assert long_test(started(Level.REPEATABLE)).held
@@ -269,7 +269,7 @@ def test_the_default_falls_back_and_says_why_in_one_line(monkeypatch: pytest.Mon
     starts = count_starts(monkeypatch)
     session = Session()
     session.use("fake", {"broken_invariance": "batch"}, Settings(seed=7))
-    assert len(starts) == 1  # the engine goes on: it is not started again
+    assert len(starts) == 1  # the engine continues: it is not restarted
     first, second = engine_text(session).splitlines()
     assert first == "engine ready: fake, level repeatable, broken_invariance=batch"
     assert second.startswith("level repeatable, since the level invariant does not hold")

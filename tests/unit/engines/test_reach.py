@@ -179,7 +179,7 @@ def test_a_malformed_reach_is_refused(wrong: object) -> None:
 
 
 def test_the_stamp_line_opens_to_it() -> None:
-    said = "a request here lies beyond what it showed (1,608 tokens, 18 sequences)"
+    said = "a request here exceeds its reach (1,608 tokens, 18 sequences)"
     assert said in stamp_html(stamp(beyond=True), "line", "digest")
     assert said not in stamp_html(stamp(), "line", "digest")
 

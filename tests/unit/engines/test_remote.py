@@ -163,7 +163,7 @@ def test_what_passes_is_tried_again_and_changes_nothing(server: FakeServer, faul
         (Fault(status=503, message="overloaded"), EngineError, "503: overloaded", 3),
         (Fault(cut_after=2), EngineError, "broke off", 3),
         (Fault(cut_after=2, event_error=400, message="too long"), RequestError, "too long", 1),
-        (Fault(status=307), EngineError, "sends us elsewhere", 1),
+        (Fault(status=307), EngineError, "redirects to another address", 1),
         (Fault(status=401), EngineError, "VLLM_API_KEY", 1),
     ],
     ids=str,
@@ -231,7 +231,7 @@ def test_an_interrupt_closes_every_connection_at_once() -> None:
     [
         ({"token_ids": False}, "no token ids"),
         ({"by_id": False}, "names tokens by their text"),
-        ({"version": None}, "no vLLM server"),
+        ({"version": None}, "is not a vLLM server"),
         ({"models": ("one", "two")}, "serves one, two"),
         ({"models": ()}, ""),
     ],
@@ -292,7 +292,7 @@ def test_a_server_that_is_replaced_is_noticed(server: FakeServer) -> None:
     engine = remote(server)
     requests = engine_contract.ask(engine, ["one"])
     server.fingerprint = "vllm-0.32.0-ffff0000"
-    with pytest.raises(EngineError, match="another one than at the start"):
+    with pytest.raises(EngineError, match="has changed since the start"):
         engine.generate(requests)
     engine.shutdown()
 

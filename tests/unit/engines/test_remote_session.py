@@ -74,7 +74,7 @@ def test_a_plain_server_is_stamped_with_what_it_tells_and_nothing_of_this_proces
     session = used(server)
     assert session.settings is not None
     assert session.settings.level is Level.SEEDED
-    assert "level seeded, since the server tells of no method" in engine_text(session)
+    assert "level seeded, since the server reports no method" in engine_text(session)
     cell, _ = answered(session)
     stamp = cell.stamp("source")
     assert stamp.level is Level.SEEDED
@@ -91,7 +91,7 @@ def test_a_plain_server_is_stamped_with_what_it_tells_and_nothing_of_this_proces
     assert server.url not in str(stamp.to_json())
     text = status_text(session)
     assert "unproven what shares a batch" in text
-    assert "none of them is the server's" in text
+    assert "apply to this kernel, not to the server" in text
     session.release()
 
 

@@ -170,7 +170,7 @@ def test_kernels_come_first_and_stand_in_table_and_json() -> None:
 
 @pytest.mark.parametrize("kernel", ["attention", "linear"])
 def test_a_kernel_that_follows_its_batch_refuses_the_level(kernel: str) -> None:
-    with pytest.raises(InvarianceError, match=f"fake: {kernel}: row 2 of 16: other bits"):
+    with pytest.raises(InvarianceError, match=f"fake: {kernel}: row 2 of 16: different bits"):
         proven(broken_kernel=kernel)
     made = proven(broken_kernel=kernel, sequential=True)
     assert made.method == "sequential"
@@ -185,7 +185,7 @@ def test_after_a_kernel_that_does_not_hold_no_completion_is_made() -> None:
     whole = run_on(made)
     assert not whole.held
     assert all(row.held for row in whole.rows)
-    assert "linear     1/16   row 2 of 16: other bits" in table_text(whole)
+    assert "linear     1/16   row 2 of 16: different bits" in table_text(whole)
     assert "reach" not in table_text(whole)
 
 

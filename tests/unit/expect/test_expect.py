@@ -57,7 +57,7 @@ def test_a_schema_is_of_the_whole_text_as_json() -> None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"$ref": "#"}, "recurses without end"),
+        ({"$ref": "#"}, "recurses without limit"),
         ({"$ref": "#/nope"}, "leads nowhere"),
         ({"type": "nonsense"}, "not a JSON schema"),
     ],
@@ -68,7 +68,7 @@ def test_a_schema_that_cannot_be_used_is_an_error(schema: object, message: str) 
 
 
 def test_a_pattern_without_end_is_an_error_and_no_verdict() -> None:
-    with pytest.raises(ExpectationError, match="not checked within 1 s of work"):
+    with pytest.raises(ExpectationError, match="not checked within 1 s of CPU time"):
         mismatches(expectation_of("(a+)+$"), ["a" * 60 + "b"], seconds=1)
 
 
@@ -89,8 +89,8 @@ def test_texts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ([SCHEMA], "an expectation is a list"),
         ({"$ref": "https://example.org/schema"}, "within it"),
         ({"items": [{"$dynamicRef": "other.json"}]}, "within it"),
-        ({"a": {1, 2}}, "JSON cannot"),
-        ({"a": float("nan")}, "JSON cannot"),
+        ({"a": {1, 2}}, "not plain JSON"),
+        ({"a": float("nan")}, "not plain JSON"),
         ({"enum": ["x" * 200_001]}, "more than"),
     ],
 )

@@ -154,7 +154,7 @@ def test_export_writes_a_file_and_replaces_only_exports(
     (here / name).write_text("mine\n")
     assert main(["export", "nb.ipynb", "--to", form, "--out", name]) == 2
     assert (here / name).read_text() == "mine\n"
-    assert "exists and is no export" in capsys.readouterr().err
+    assert "exists and is not an export" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_said_and_is_no_failure(
@@ -215,7 +215,7 @@ def test_check_of_this_environment(
         assert main(["export", "now.ipynb", "--to", form, "--out", name]) == 0
         capsys.readouterr()
         assert main(["export", "--check", name]) == 0
-        assert "no departure" in capsys.readouterr().out
+        assert "no difference" in capsys.readouterr().out
     monkeypatch.setenv("MKL_CBWR", "AUTO")
     assert main(["export", "--check", "detllm.env", "--json"]) == 1
     data = json.loads(capsys.readouterr().out)

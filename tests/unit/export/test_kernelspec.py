@@ -1,4 +1,4 @@
-"""Kernelspecs of ours: what they hold, and that no other kernel is ever touched."""
+"""Kernelspecs of this package: their content, and that no other kernel is ever touched."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_kernel_of_others_is_neither_replaced_listed_nor_removed(tmp_path: Pat
     folder = tmp_path / "share" / "jupyter" / "kernels"
     (folder / "detllm").mkdir(parents=True)
     (folder / "detllm" / "kernel.json").write_text('{"argv": ["x"], "env": {}}')
-    with pytest.raises(UsageError, match="is a kernel that is not ours"):
+    with pytest.raises(UsageError, match="is a kernel that was not installed by jupyter-detllm"):
         install_kernel(kernelspec("detllm"), "detllm", tmp_path)
     assert find_kernels([folder]) == ()
     with pytest.raises(
@@ -106,7 +106,7 @@ def test_a_kernel_of_others_is_neither_replaced_listed_nor_removed(tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["", "..", "../x", "A B", "a/b", "Ünder", ".hidden", "x" * 101])
 def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is no name for a kernel"):
+    with pytest.raises(UsageError, match="is not a valid kernel name"):
         kernelspec(name)
 
 

@@ -183,7 +183,7 @@ def test_what_is_left_out_of_a_lock_file_is_named() -> None:
     pip.urls = {**pip.urls, "numpy": url("numpy", "2.3.5", "file:///wheels")}
     done = lock(environment(packages=PACKAGES), run=pip)
     assert done.omitted == ("anyio==4.16.0: the index has no wheel of this version",)
-    assert any("1 of 6 wheels lie on this machine" in line for line in done.remarks)
+    assert any("1 of 6 wheels are on this machine" in line for line in done.remarks)
     assert any(line.startswith("jupyter-detllm==0.1.0") for line in done.remarks)
 
 

@@ -297,7 +297,7 @@ def test_an_attention_that_is_not_covered_refuses_all(builder: Any, why: str) ->
 
 def test_a_layer_without_a_group_of_row_counts_refuses_all(monkeypatch: Any) -> None:
     monkeypatch.setattr(cpu, "_group_of", lambda shape, call: None)
-    with pytest.raises(InvarianceError, match=r"qkv \(linear 64 -> 32\) has no numbers of rows"):
+    with pytest.raises(InvarianceError, match=r"qkv \(linear 64 -> 32\) has no row counts"):
         FixedTiles().install(llm_of(covered()))
 
 

@@ -377,7 +377,7 @@ class Executor:
         ({"cache": "fp8"}, "8-bit KV cache"),
         ({"backend": "FLASHINFER"}, "other than FLASH_ATTN"),
         ({"executor": Executor(None, "build is vLLM's own")}, "in force .rank 1: build is vLLM"),
-        ({"executor": None}, "cannot be asked"),
+        ({"executor": None}, "cannot be queried"),
         ({"executor": Executor(None, None), "fused": True}, "a fused sum over ranks"),
     ],
 )

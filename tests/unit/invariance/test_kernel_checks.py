@@ -40,8 +40,8 @@ def test_a_product_whose_rows_do_not_see_each_other_holds() -> None:
 @pytest.mark.parametrize(
     ("broken", "first"),
     [
-        (lambda out: out + (len(out) > 200), "row 0 of 201: other bits than alone"),
-        (lambda out: out + (len(out) == 300), "row 0 of 300: other bits than alone"),
+        (lambda out: out + (len(out) > 200), "row 0 of 201: different bits than alone"),
+        (lambda out: out + (len(out) == 300), "row 0 of 300: different bits than alone"),
         (lambda out: torch.cat([out[:-1], out[-1:] + len(out) % 2]), "row 2 of 3: "),
     ],
 )

@@ -69,7 +69,7 @@ GIB = 2**30
 
 
 class Clock:
-    """A clock that goes on when it is told to."""
+    """A clock that advances on request."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -288,7 +288,7 @@ def test_the_result_cache_reports(
     }
     assert [cell.measures.cache_hits for cell in found.cells] == [0, 1, 0]
     assert found.cells[1].measures.tokens_per_second is None
-    assert "1 request answered out of it, 1 not found, 1 generated again" in metrics_text(found)
+    assert "1 request answered from it, 1 not found, 1 generated again" in metrics_text(found)
 
 
 def sample(label: str = "haiku", **limits: float) -> Metrics:

@@ -142,7 +142,7 @@ def test_summary_fields_texts_and_margins_are_there() -> None:
     (about, _) = found.of("desc")
     assert about == (
         "5 tokens; the smallest margin is 0 nats at token 2 (tie); 2 ties or near-ties are "
-        "marked; the texts part at token 4"
+        "marked; the texts diverge at token 4"
     )
     assert "token 4: 0.125 nats (near-tie)" in found.of("title")
     assert "first divergence: token 4" in found.of("text")
@@ -282,7 +282,7 @@ def test_a_comparison_shows_its_fields() -> None:
     found = page(Report(Mode.COMPARE, (book,)))
     assert "a.json | b.json" in found.of("h2")
     assert [t for t in found.of("td") if "." in t][:1] == ["software.vllm"]
-    assert "also different, unlikely to matter while outputs are equal" in found.of("caption")
+    assert "also different, but unlikely to matter if outputs are equal" in found.of("caption")
     assert any("align software.vllm" in text for text in found.of("p"))
 
 

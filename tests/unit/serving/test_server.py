@@ -1,4 +1,4 @@
-"""What a server is started with, and what it tells; nothing is started here."""
+"""A server's plan and its record; nothing is started here."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def rows(page: str, heading: str) -> list[str]:
 @pytest.mark.parametrize(
     ("heading", "page", "title"),
     [
-        ("## Advice in circulation", "explanation/advice.md", "# Advice"),
+        ("## Common advice", "explanation/advice.md", "# Common advice"),
         ("## Levels:", "explanation/levels.md", "# Levels"),
     ],
 )

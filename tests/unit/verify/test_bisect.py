@@ -261,7 +261,7 @@ def test_what_stands_against_it_is_said_and_nothing_is_run() -> None:
     unpromoted = replace(view(stamp, stamp), reference=None)
     for cell, words in (
         (bare, "only digests of its prompts"),
-        (other, "other requests"),
+        (other, "requests differ"),
         (unpromoted, "no reference"),
         (view(stamp, Machine({"weights": "x"}).record()), "another model"),
     ):

@@ -108,7 +108,7 @@ def test_two_servers_version_then_threads_then_memory(
     assert report.exit_code == code
     text = "\n".join(environment_lines(found))
     assert left in text
-    assert "also different, unlikely to matter while outputs are equal:" in text
+    assert "also different, but unlikely to matter if outputs are equal:" in text
     assert text.index("hardware.gpu_memory: 81920 -> 40960") > text.index(left)
     assert "It sets how many KV blocks fit, which matters only under preemption." in text
     # Each field has its reason and, where one can act, its remedy.
@@ -140,12 +140,12 @@ def test_two_servers_by_their_notebooks(
     numerics = [diff for diff in found.outcome.facts.fields if diff.role is Role.NUMERICS]
     assert [diff.name for diff in numerics][:1] == ([cause] if cause else [])
     assert report.exit_code == (0 if verdict is Verdict.MATCH else 1)
-    # Memory is told from the stamps alone, and by what it does: the number of KV blocks.
+    # Memory is reported from the stamps alone, by its effect: the number of KV blocks.
     (environment,) = report.notebooks[0].environment
     assert [diff.name for diff in environment.informational] == ["hardware.gpu_memory"]
     lines = "\n".join(environment_lines(report.notebooks[0]))
-    since = "since the" if verdict is Verdict.MATCH else "while"
-    assert f"also different, unlikely to matter {since} outputs are equal:" in lines
+    since = "since the" if verdict is Verdict.MATCH else "if"
+    assert f"also different, but unlikely to matter {since} outputs are equal:" in lines
     assert "hardware.gpu_memory: 81920 -> 40960" in lines
     assert "It sets how many KV blocks fit, which matters only under preemption." in lines
 
@@ -422,7 +422,7 @@ def test_outputs_are_not_called_equal_when_no_request_was_common() -> None:
     assert facts.comparison.tokens_equal  # vacuously: there is no pair
     cell = SimpleNamespace(outcome=SimpleNamespace(facts=facts))
     heading = informational_heading(SimpleNamespace(telling=()), SimpleNamespace(cells=(cell,)))
-    assert heading == "also different, unlikely to matter while outputs are equal:"
+    assert heading == "also different, but unlikely to matter if outputs are equal:"
 
 
 def test_only_the_stamps_that_are_compared_are_read(tmp_path: Path) -> None:
@@ -453,7 +453,7 @@ def test_a_notebook_agrees_with_the_fingerprint_taken_from_it(
     assert only(report).environment[0].fields == ()
     assert only(report).environment[0].missing == ()
     assert report.exit_code == 0
-    # Another model is told, though its fingerprint has the same digest.
+    # A different model is reported, though its fingerprint has the same digest.
     other = replace(MODEL, name="other", weights=MODEL.tokenizer)
     book = promoted(stamped_cell(SOURCE, make_stamp(SOURCE, name="haiku", model=other)))
     report = compare_paths(save(tmp_path / "b.ipynb", book), fingerprint)

@@ -155,7 +155,7 @@ def test_a_lost_fingerprint_is_not_comparable() -> None:
 def test_a_skipped_cell_is_not_run() -> None:
     data = book(run("a"))
     data["cells"][0]["metadata"]["tags"] = ["detllm-skip"]
-    assert settled(data) == (Verdict.NOT_COMPARABLE, "its tag says so: not run")
+    assert settled(data) == (Verdict.NOT_COMPARABLE, "skipped by its tag: not run")
 
 
 def of_vllm(model_name: str) -> dict[str, Any]:

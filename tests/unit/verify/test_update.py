@@ -310,7 +310,7 @@ class _Quick(socketserver.ThreadingTCPServer):
 
 @pytest.fixture(autouse=True)
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server of ours answers, however long a busy machine takes."""
+    """The test server answers, however long a busy machine takes."""
     monkeypatch.setattr(update, "_ANSWER_SECONDS", HANGS)
 
 
