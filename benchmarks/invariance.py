@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from startup import ROOT, machine, versions
 
 import jupyter_detllm as det
-from jupyter_detllm.core.evidence import EVIDENCE_K
+from jupyter_detllm.core.generation import EVIDENCE_K
 from jupyter_detllm.engines.selftest import Form, plan_test, room_of, run_test
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance import candidates

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from startup import ROOT, machine, versions
 
 import jupyter_detllm as det
-from jupyter_detllm.core.evidence import EVIDENCE_K
+from jupyter_detllm.core.generation import EVIDENCE_K
 from jupyter_detllm.kernel.session import current_session
 
 Way: TypeAlias = Callable[[], object]

@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,22 +12,29 @@ from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
-from jupyter_detllm.core.attempts import Attempt, ExpectationKind, next_requests
 from jupyter_detllm.core.canonical import Digest, digest_of
-from jupyter_detllm.core.evidence import TokenEvidence
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.generation import (
     Generation,
     Prompt,
     ResolvedPrompt,
     Sampling,
+    TokenEvidence,
     build_requests,
 )
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
 from jupyter_detllm.core.promotion import Update, promote
-from jupyter_detllm.core.showing import shown_calls
-from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp, source_digest
+from jupyter_detllm.core.stamp import (
+    Attempt,
+    Call,
+    ExpectationKind,
+    ModelIdentity,
+    Stamp,
+    next_requests,
+    shown_calls,
+    source_digest,
+)
 
 __all__ = [
     "FIELDS",

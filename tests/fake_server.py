@@ -24,9 +24,9 @@ from jupyter_detllm.core.generation import (
     Prompt,
     PromptKind,
     Sampling,
+    prompt_digest,
 )
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.seeds import prompt_digest
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
 from jupyter_detllm.engines.evidence import byte_alphabet
 from jupyter_detllm.engines.fake.engine import FakeEngine

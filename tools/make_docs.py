@@ -13,8 +13,7 @@ from pathlib import Path
 from jupyter_detllm.controls.environ import ENV_CONTROLS, NO_EFFECT, RECORDED, EnvControl
 from jupyter_detllm.core.fields import FIELDS, Group
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.policy import PolicyKind
-from jupyter_detllm.core.verdict import RULES, Verdict
+from jupyter_detllm.core.verdict import RULES, PolicyKind, Verdict
 from jupyter_detllm.doctor.table import KINDS
 from jupyter_detllm.verify.report import ACCEPTABLE
 from tools.markdown import NOTE, table

@@ -15,12 +15,10 @@ from typing import TypeAlias
 from jupyter_detllm.cache.store import TextStore, claimed
 from jupyter_detllm.core.canonical import Digest, Json, digest_of
 from jupyter_detllm.core.compare import Comparison, compare_calls
-from jupyter_detllm.core.evidence import EVIDENCE_K
-from jupyter_detllm.core.generation import Generation, GenerationRequest
+from jupyter_detllm.core.generation import EVIDENCE_K, Generation, GenerationRequest
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.reading import Reader
 from jupyter_detllm.core.stamp import Call, ModelIdentity, generation_json
-from jupyter_detllm.core.stamp_reader import read_generation
+from jupyter_detllm.core.stamp_reader import Reader, read_generation
 from jupyter_detllm.engines.base import GenerationResult, RunStats
 from jupyter_detllm.errors import CanonicalError, StampError, UsageError
 

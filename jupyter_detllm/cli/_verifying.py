@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jupyter_detllm.cli._output import use_color, write
-from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.report import Report
 

@@ -9,7 +9,7 @@ from jupyter_detllm.cli._options import add_json, add_quiet, add_seconds, assign
 from jupyter_detllm.cli._output import write, write_json
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.notebook import read_notebook
-from jupyter_detllm.core.policy import DEFAULT_POLICY, Policy
+from jupyter_detllm.core.verdict import DEFAULT_POLICY, Policy
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.sources import read_file
 

@@ -48,7 +48,7 @@ def planned(args: argparse.Namespace, state: Path, place: Place) -> ServePlan:
     UsageError, ControlError, ModelError
         If it cannot be served as requested.
     """
-    from jupyter_detllm.core.seeds import MAX_SEED
+    from jupyter_detllm.core.generation import MAX_SEED
     from jupyter_detllm.models import resolve_model
     from jupyter_detllm.serving.plan import plan_server
 

@@ -14,8 +14,8 @@ from enum import StrEnum
 
 from jupyter_detllm.controls.environ import KNOWN_VARIABLES, EnvControl, Event, NoEffect
 from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.generation import MAX_SEED
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.seeds import MAX_SEED
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.probes.process import hash_seed_in_force, shown_text
 

@@ -15,9 +15,13 @@ from enum import StrEnum
 from itertools import zip_longest
 
 from jupyter_detllm.core.canonical import Digest
-from jupyter_detllm.core.evidence import MarginClass, TokenEvidence
-from jupyter_detllm.core.generation import Generation, GenerationRequest
-from jupyter_detllm.core.seeds import occurrences
+from jupyter_detllm.core.generation import (
+    Generation,
+    GenerationRequest,
+    MarginClass,
+    TokenEvidence,
+    occurrences,
+)
 from jupyter_detllm.core.stamp import Call
 
 __all__ = [

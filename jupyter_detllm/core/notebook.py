@@ -18,11 +18,9 @@ from jupyter_detllm.core.canonical import brief
 from jupyter_detllm.core.compare import compare_calls
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.notebook_json import MAX_OURS, Kept
-from jupyter_detllm.core.policy import Policy
-from jupyter_detllm.core.showing import still_shown
-from jupyter_detllm.core.stamp import Stamp, source_digest
+from jupyter_detllm.core.stamp import Stamp, source_digest, still_shown
 from jupyter_detllm.core.stamp_reader import SeenFingerprints, read_stamp
-from jupyter_detllm.core.verdict import Facts, Outcome, decide, facts_of
+from jupyter_detllm.core.verdict import Facts, Outcome, Policy, decide, facts_of
 from jupyter_detllm.errors import UPGRADING, CanonicalError, NotebookError, StampError, UsageError
 
 __all__ = [

@@ -10,28 +10,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 
-from jupyter_detllm.core.attempts import Attempt
 from jupyter_detllm.core.canonical import Digest, Json, digest_of
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
-from jupyter_detllm.core.generation import Generation, GenerationRequest, generation_digest
+from jupyter_detllm.core.generation import (
+    Generation,
+    GenerationRequest,
+    generation_digest,
+    next_try_seed,
+)
 from jupyter_detllm.core.levels import ONE_AT_A_TIME, Level, Reach
 
 __all__ = [
+    "MAX_TRIES",
     "STAMP_SCHEMA",
+    "Attempt",
     "Call",
+    "ExpectationKind",
     "ModelIdentity",
     "Run",
     "Stamp",
     "assemble_stamp",
+    "attempts_text",
     "content_digest",
+    "generation_heading",
     "generation_json",
+    "generations_text",
     "goes_beyond",
+    "next_requests",
     "normalise_source",
+    "printable",
     "reference_json",
     "request_json",
+    "shown_calls",
     "source_digest",
+    "still_shown",
 ]
 
 STAMP_SCHEMA = "detllm.stamp/1"
@@ -75,6 +90,83 @@ class ModelIdentity:
             # A stamp without one is stored as before adapters were supported.
             del parts["adapter"]
         return {"name": self.name, **parts}
+
+
+MAX_TRIES = 100
+"""Maximum tries of one call, when generating and when reading."""
+
+
+class ExpectationKind(StrEnum):
+    """How an expectation is written."""
+
+    PATTERN = "pattern"
+    SCHEMA = "schema"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try.
+
+    Attributes
+    ----------
+    kind, expected
+        What was expected, as its digest.
+    number, most
+        Which try this is, from 1, and how many were allowed.
+    stands_for
+        For each of its generations, the index of the first try's generation that it
+        replaces.
+    unmet
+        Indices of its generations that are not as expected, ascending.
+    """
+
+    kind: ExpectationKind
+    expected: Digest
+    number: int
+    most: int
+    stands_for: tuple[int, ...]
+    unmet: tuple[int, ...] = ()
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Indices of the first try's generations that are still not as expected."""
+        return tuple(self.stands_for[index] for index in self.unmet)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the stored form."""
+        return {
+            "kind": self.kind.value,
+            "expected": str(self.expected),
+            "number": self.number,
+            "most": self.most,
+            "stands_for": list(self.stands_for),
+            "unmet": list(self.unmet),
+        }
+
+
+def next_requests(
+    first: Sequence[GenerationRequest], left: Sequence[int], number: int
+) -> tuple[GenerationRequest, ...]:
+    """Return the requests of try `number` for the completions that are left.
+
+    Parameters
+    ----------
+    first
+        The requests of the first try.
+    left
+        Indices of its completions, ascending, numbered across all prompts.
+    number
+        Which try, from 2.
+    """
+    out = []
+    start = 0
+    for request in first:
+        seeds = [seed for j, seed in enumerate(request.seeds, start) if j in left]
+        start += len(request.seeds)
+        if seeds:
+            again = (next_try_seed(seed, request.prompt_tokens, number) for seed in seeds)
+            out.append(replace(request, seeds=tuple(again)))
+    return tuple(out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,3 +498,92 @@ def normalise_source(source: str) -> str:
 def source_digest(source: str) -> Digest:
     """Return the digest of a cell's source (magic line and body)."""
     return digest_of(normalise_source(source))
+
+
+_KEPT_CONTROLS = "\n\t"
+
+
+def printable(text: str) -> str:
+    """Return text with control characters made visible, so that a terminal ignores them."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char
+        if char in _KEPT_CONTROLS or not (ord(char) < 32 or 127 <= ord(char) < 160)
+        else f"\\x{ord(char):02x}"
+        for char in text
+    )
+
+
+def generations_text(
+    requests: Sequence[GenerationRequest], generations: Sequence[Generation]
+) -> str:
+    """Return the texts of one call, with headings if there are several."""
+    if len(generations) == 1:
+        return generations[0].text
+    return "\n\n".join(f"[{generation_heading(g, requests)}]\n{g.text}" for g in generations)
+
+
+def generation_heading(generation: Generation, requests: Sequence[GenerationRequest]) -> str:
+    """Return the generation's place in its call; "" if it is the only one."""
+    parts = []
+    if len(requests) > 1:
+        parts.append(f"prompt {generation.prompt_index + 1}/{len(requests)}")
+    n = len(requests[generation.prompt_index].seeds)
+    if n > 1:
+        parts.append(f"completion {generation.completion_index + 1}/{n}")
+    return ", ".join(parts)
+
+
+def shown_calls(calls: Sequence[Call]) -> tuple[Call, ...]:
+    """Return the calls as a cell shows them: each try's texts replace the earlier ones."""
+    shown: list[Call] = []
+    for call in calls:
+        if call.attempt is None or call.attempt.number == 1 or not shown:
+            shown.append(call)
+            continue
+        texts = list(shown[-1].generations)
+        for index, generation in zip(call.attempt.stands_for, call.generations, strict=True):
+            place = texts[index]
+            texts[index] = replace(
+                generation,
+                prompt_index=place.prompt_index,
+                completion_index=place.completion_index,
+            )
+        shown[-1] = replace(shown[-1], generations=tuple(texts))
+    return tuple(shown)
+
+
+def attempts_text(calls: Sequence[Call]) -> str:
+    """Return the stamp line's part about expectations; "" if there were none."""
+    tried = [call.attempt for call in calls if call.attempt is not None]
+    if not tried:
+        return ""
+    ends = [a for a, b in zip(tried, [*tried[1:], None], strict=True) if b is None or b.number == 1]
+    left = sum(len(attempt.left) for attempt in ends)
+    many = f"{left} text{'' if left == 1 else 's'} not" if left else ""
+    tries = "" if len(tried) == len(ends) else f", {len(tried)} tries"
+    return f" | {many} as expected{tries}".replace("  ", " ")
+
+
+def still_shown(stamp: Stamp, shown: Iterable[str]) -> bool:
+    """Return whether the texts that a `%%detgen` cell shows contain those of its stamp.
+
+    White space is ignored, since editors and formats change it. A cell that shows no text
+    at all, because its output was captured, passes.
+
+    Parameters
+    ----------
+    stamp
+        The stamp in its output.
+    shown
+        The plain texts of its outputs, without the stamp line.
+    """
+    texts = [squeezed for text in shown if (squeezed := "".join(text.split()))]
+    if not texts:
+        return True
+    for call in shown_calls(stamp.calls):
+        expected = "".join(printable(generations_text(call.requests, call.generations)).split())
+        if not any(expected in text for text in texts):
+            return False
+    return True

@@ -1,21 +1,31 @@
-"""One verdict per cell, from an ordered table of rules: the first that applies."""
+"""One verdict per cell, from an ordered table of rules: the first that applies.
+
+Which verdicts a user accepts is a `Policy`.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from jupyter_detllm.core.canonical import encode_float
 from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
 from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.fingerprint import FieldDiff, Fingerprint, diff_fingerprints
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity, Stamp
+from jupyter_detllm.errors import UsageError
 
 __all__ = [
+    "DEFAULT_POLICY",
     "RULES",
     "Facts",
     "Outcome",
+    "Policy",
+    "PolicyKind",
     "Rule",
     "Verdict",
     "decide",
@@ -308,3 +318,87 @@ def _batch_text(stamp: Stamp) -> str:
     calls = f" in {len(sizes)} calls" if len(sizes) > 1 else ""
     total = sum(sizes)
     return f"{total} request{'' if total == 1 else 's'} together{calls}"
+
+
+_FORM = re.compile(r"(within|prefix)\(\s*([^()\s]+)\s*\)|(tokens|bitwise)")
+_EXPECTED = "bitwise, tokens, within(ATOL) or prefix(N)"
+
+
+class PolicyKind(StrEnum):
+    """The four kinds of policy."""
+
+    BITWISE = "bitwise"
+    TOKENS = "tokens"
+    WITHIN = "within"
+    PREFIX = "prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy; `atol` (nats) belongs to `within`, `n` (tokens) to `prefix`."""
+
+    kind: PolicyKind = PolicyKind.TOKENS
+    atol: float = 0.0
+    n: int = 0
+
+    def __str__(self) -> str:
+        """Return the spelling that `parse` reads."""
+        if self.kind is PolicyKind.WITHIN:
+            return f"within({encode_float(self.atol)})"
+        return f"prefix({self.n})" if self.kind is PolicyKind.PREFIX else self.kind.value
+
+    @classmethod
+    def parse(cls, text: str) -> Policy:
+        """Read ``bitwise``, ``tokens``, ``within(1e-3)`` or ``prefix(16)``."""
+        found = _FORM.fullmatch(text.strip())
+        if found is None:
+            raise UsageError(f"{text[:40]!r} is not a policy", expected=_EXPECTED)
+        name, argument, plain = found.groups()
+        if plain:
+            return cls(PolicyKind(plain))
+        return cls._with_argument(name, argument)
+
+    @classmethod
+    def _with_argument(cls, name: str, argument: str) -> Policy:
+        try:
+            if name == "prefix":
+                n = int(argument)
+                if n >= 1:
+                    return cls(PolicyKind.PREFIX, n=n)
+            else:
+                atol = float(argument)
+                if math.isfinite(atol) and atol >= 0:
+                    return cls(PolicyKind.WITHIN, atol=atol)
+        except ValueError:
+            pass
+        raise UsageError(f"{argument[:40]!r} does not fit {name}(...)", expected=_EXPECTED)
+
+    def accepts(self, verdict: Verdict, comparison: Comparison | None) -> bool:
+        """Return whether a cell with this verdict is accepted."""
+        if verdict is Verdict.MATCH:
+            return True
+        if comparison is None or not comparison.complete or comparison.cached:
+            return False
+        if self.kind is PolicyKind.TOKENS:
+            return verdict is Verdict.TOKENS_MATCH
+        if self.kind is PolicyKind.WITHIN:
+            return verdict is Verdict.TOKENS_MATCH and self._within(comparison)
+        if self.kind is PolicyKind.PREFIX:
+            compared = {Verdict.TOKENS_MATCH, Verdict.DRIFT, Verdict.DIVERGED}
+            return verdict in compared and self._prefix(comparison)
+        return False
+
+    def _within(self, comparison: Comparison) -> bool:
+        gap = comparison.gap
+        shown = comparison.evidence is not EvidenceState.ABSENT and comparison.text_equal
+        return shown and gap is not None and gap <= self.atol
+
+    def _prefix(self, comparison: Comparison) -> bool:
+        # A side that ended early differs at its end; `divergence` covers that too.
+        return all(
+            pair.divergence is None or pair.divergence.position >= self.n
+            for pair in comparison.pairs
+        )
+
+
+DEFAULT_POLICY = Policy()

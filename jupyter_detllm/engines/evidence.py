@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from jupyter_detllm.core.evidence import EVIDENCE_K, TokenEvidence
+from jupyter_detllm.core.generation import EVIDENCE_K, TokenEvidence
 from jupyter_detllm.errors import EngineError
 
 __all__ = [

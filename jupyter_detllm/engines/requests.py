@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jupyter_detllm.core.evidence import EVIDENCE_K
-from jupyter_detllm.core.generation import GenerationRequest, Sampling
+from jupyter_detllm.core.generation import EVIDENCE_K, GenerationRequest, Sampling
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import RequestError
 

@@ -14,11 +14,11 @@ from enum import StrEnum
 
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.compare import EvidenceState, PairComparison, compare_generations
-from jupyter_detllm.core.evidence import MarginClass
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import (
     Generation,
     GenerationRequest,
+    MarginClass,
     Prompt,
     PromptKind,
     ResolvedPrompt,

@@ -156,8 +156,7 @@ def start_engine(
         When the level `invariant` does not hold, or is not offered, and the engine does not go
         on at another.
     """
-    from jupyter_detllm.controls.seeding import seed_pending
-    from jupyter_detllm.controls.streams import preserved_streams
+    from jupyter_detllm.controls.seeding import preserved_streams, seed_pending
 
     seed_pending()
     with preserved_streams():

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from jupyter_detllm.core.attempts import ExpectationKind
 from jupyter_detllm.core.canonical import Digest, digest_of
+from jupyter_detllm.core.stamp import ExpectationKind
 from jupyter_detllm.errors import ExpectationError, UsageError
 
 __all__ = ["MAX_PATTERN", "MAX_SCHEMA", "Expectation", "expectation_of", "from_line", "mismatches"]

@@ -20,8 +20,8 @@ from pathlib import Path
 from jupyter_detllm.controls.guard import kernel_environment
 from jupyter_detllm.controls.ledger import KERNEL_VARIABLE, KernelMark
 from jupyter_detllm.core.canonical import Json
+from jupyter_detllm.core.generation import MAX_SEED
 from jupyter_detllm.core.levels import DEFAULT_LEVEL, Level
-from jupyter_detllm.core.seeds import MAX_SEED
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.probes.platform import Platform
 

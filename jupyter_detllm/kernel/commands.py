@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.options import option_flag
-from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.engines.base import Progress, SamplingOptions
 from jupyter_detllm.errors import UsageError, nearest
 from jupyter_detllm.expect.expectation import from_line
@@ -570,7 +570,7 @@ def bisect_saved(shell: Any, arguments: Namespace, say: Callable[[str], None]) -
         For a file that cannot be read.
     """
     from jupyter_detllm.core.notebook import read_notebook
-    from jupyter_detllm.core.policy import DEFAULT_POLICY
+    from jupyter_detllm.core.verdict import DEFAULT_POLICY
     from jupyter_detllm.render.bisect import bisect_text
     from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell, choose_cell
     from jupyter_detllm.verify.bisect_plan import settings_named

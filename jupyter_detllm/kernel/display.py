@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
-from jupyter_detllm.core.showing import attempts_text, generations_text, printable, shown_calls
-from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.core.stamp import Stamp, attempts_text, generations_text, printable, shown_calls
 from jupyter_detllm.engines.base import Progress
 from jupyter_detllm.kernel.cells import request_part
 from jupyter_detllm.kernel.stamping import StampRecord

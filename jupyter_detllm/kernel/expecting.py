@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from jupyter_detllm.core.attempts import MAX_TRIES, Attempt, next_requests
 from jupyter_detllm.core.generation import Generation, GenerationRequest
-from jupyter_detllm.core.showing import generation_heading, shown_calls
-from jupyter_detllm.core.stamp import Call
+from jupyter_detllm.core.stamp import (
+    MAX_TRIES,
+    Attempt,
+    Call,
+    generation_heading,
+    next_requests,
+    shown_calls,
+)
 from jupyter_detllm.engines.base import ProgressCallback
 from jupyter_detllm.errors import ExpectationError, UsageError
 from jupyter_detllm.expect.expectation import Expectation, expectation_of

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_detllm.cache import switched_off
 from jupyter_detllm.controls.ledger import kernel_mark
-from jupyter_detllm.controls.streams import preserved_streams
+from jupyter_detllm.controls.seeding import preserved_streams
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
-from jupyter_detllm.core.generation import Generation, GenerationRequest, build_requests
+from jupyter_detllm.core.generation import MAX_SEED, Generation, GenerationRequest, build_requests
 from jupyter_detllm.core.levels import (
     DEFAULT_LEVEL,
     DEFAULT_SEED,
@@ -25,7 +25,6 @@ from jupyter_detllm.core.levels import (
     fallback_level,
 )
 from jupyter_detllm.core.options import option_name
-from jupyter_detllm.core.seeds import MAX_SEED
 from jupyter_detllm.core.stamp import Run
 from jupyter_detllm.engines.base import (
     Engine,
@@ -52,7 +51,7 @@ from jupyter_detllm.kernel.live import compare_live
 from jupyter_detllm.kernel.prompts import GenerateCall, checked_call
 from jupyter_detllm.kernel.stamping import CellRecord, Ledger, Recorder, StampRecord
 from jupyter_detllm.metering.measures import MetricsLog, measure
-from jupyter_detllm.probes.memory import memory_use
+from jupyter_detllm.probes.hardware import memory_use
 from jupyter_detllm.probes.process import shown_option, shown_text
 
 if TYPE_CHECKING:

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jupyter_detllm import __version__
-from jupyter_detllm.core.attempts import Attempt
 from jupyter_detllm.core.canonical import Digest, Json
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest
 from jupyter_detllm.core.notebook import KEY
-from jupyter_detllm.core.stamp import Call, Run, Stamp, assemble_stamp, source_digest
+from jupyter_detllm.core.stamp import Attempt, Call, Run, Stamp, assemble_stamp, source_digest
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.base import GenerationResult, RunStats
 from jupyter_detllm.errors import NotebookError, UsageError, nearest

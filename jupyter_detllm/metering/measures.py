@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.engines.base import RunStats, Timings, seconds_of
-from jupyter_detllm.probes.memory import MemoryUse
+from jupyter_detllm.probes.hardware import MemoryUse
 
 __all__ = [
     "CellMetrics",

@@ -17,9 +17,8 @@ from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, diff_fingerprints
 from jupyter_detllm.core.notebook import read_notebook
 from jupyter_detllm.core.options import option_flag
-from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.promotion import Change, ChangeKind, Update, promote
-from jupyter_detllm.core.verdict import Verdict
+from jupyter_detllm.core.verdict import Policy, Verdict
 from jupyter_detllm.errors import DetLLMError, NotebookError, UsageError
 from jupyter_detllm.render.explain import MAX_LINES, explain, explained
 from jupyter_detllm.render.visible import clip, visible

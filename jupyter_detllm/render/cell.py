@@ -11,8 +11,7 @@ import html
 from collections.abc import Sequence
 
 from jupyter_detllm.core.generation import Generation, GenerationRequest
-from jupyter_detllm.core.showing import generation_heading, printable
-from jupyter_detllm.core.stamp import Stamp
+from jupyter_detllm.core.stamp import Stamp, generation_heading, printable
 from jupyter_detllm.render.visible import clip, visible
 
 __all__ = ["folded", "generations_html", "preformatted", "stamp_html"]

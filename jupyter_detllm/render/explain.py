@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from jupyter_detllm.core.compare import Comparison, Divergence, EvidenceState, PairComparison
-from jupyter_detllm.core.evidence import MarginClass
 from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
-from jupyter_detllm.core.generation import Generation, GenerationRequest
+from jupyter_detllm.core.generation import Generation, GenerationRequest, MarginClass
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import JsonObject, Since, read_notebook, since
 from jupyter_detllm.core.promotion import Change, ChangeKind

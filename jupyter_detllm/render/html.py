@@ -14,9 +14,14 @@ from dataclasses import dataclass
 from html import escape
 
 from jupyter_detllm.core.compare import EvidenceState, PairComparison
-from jupyter_detllm.core.evidence import NEAR_TIE, MarginClass, TokenEvidence
 from jupyter_detllm.core.fingerprint import FieldDiff
-from jupyter_detllm.core.generation import Generation, GenerationRequest
+from jupyter_detllm.core.generation import (
+    NEAR_TIE,
+    Generation,
+    GenerationRequest,
+    MarginClass,
+    TokenEvidence,
+)
 from jupyter_detllm.render.chart import Chart, Shape, curve, shape
 from jupyter_detllm.render.explain import (
     explain,

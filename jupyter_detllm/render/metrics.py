@@ -19,7 +19,7 @@ from jupyter_detllm.metering.measures import (
     Metrics,
     Thresholds,
 )
-from jupyter_detllm.probes.memory import MemoryUse
+from jupyter_detllm.probes.hardware import MemoryUse
 from jupyter_detllm.render.cell import preformatted
 from jupyter_detllm.render.chart import Chart, Shape, curve, shape
 from jupyter_detllm.render.visible import aligned, clip, visible

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from jupyter_detllm.core.canonical import Json, encode_float
-from jupyter_detllm.core.evidence import NEAR_TIE
+from jupyter_detllm.core.generation import NEAR_TIE
 from jupyter_detllm.render.visible import clip, quoted, token_text, visible
 from jupyter_detllm.verify.rescore import (
     CellScores,

@@ -18,9 +18,8 @@ from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView, NotebookView, check_cell
-from jupyter_detllm.core.policy import Policy, PolicyKind
 from jupyter_detllm.core.stamp import Call, Stamp, assemble_stamp
-from jupyter_detllm.core.verdict import Verdict, facts_of, model_differences
+from jupyter_detllm.core.verdict import Policy, PolicyKind, Verdict, facts_of, model_differences
 from jupyter_detllm.engines.base import FAKE, EngineSpec
 from jupyter_detllm.errors import DetLLMError, UsageError, nearest
 from jupyter_detllm.models import DEMO_NAME

@@ -17,7 +17,7 @@ from jupyter_detllm.controls.ledger import UNKNOWN
 from jupyter_detllm.core.compare import Comparison
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.engines.base import FAKE, VLLM
 from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.errors import UsageError, nearest

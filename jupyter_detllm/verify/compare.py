@@ -16,9 +16,8 @@ from typing import TypeAlias
 from jupyter_detllm.core.fields import Group
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint, diff_fingerprints
 from jupyter_detllm.core.notebook import CellView, NotebookView, Which, read_notebook
-from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Stamp, source_digest
-from jupyter_detllm.core.verdict import Facts, Outcome, Verdict, decide, facts_of
+from jupyter_detllm.core.verdict import Facts, Outcome, Policy, Verdict, decide, facts_of
 from jupyter_detllm.errors import DetLLMError, NotebookError, StampError
 from jupyter_detllm.verify.report import (
     CellReport,

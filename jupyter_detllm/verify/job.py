@@ -15,9 +15,14 @@ from typing import IO, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from jupyter_detllm.core.generation import Generation, GenerationRequest, Prompt, ResolvedPrompt
+from jupyter_detllm.core.generation import (
+    Generation,
+    GenerationRequest,
+    Prompt,
+    ResolvedPrompt,
+    prompt_digest,
+)
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.seeds import prompt_digest
 from jupyter_detllm.core.stamp import Call, ModelIdentity, Run
 from jupyter_detllm.engines.base import (
     VLLM,

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jupyter_detllm.core.notebook import CellView, NotebookView, read_notebook
-from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Call, Run, Stamp, assemble_stamp, source_digest
-from jupyter_detllm.core.verdict import Facts, Outcome, decide, facts_of, model_differences
+from jupyter_detllm.core.verdict import Facts, Outcome, Policy, decide, facts_of, model_differences
 from jupyter_detllm.engines.base import VLLM_SERVER
 from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.models.adapter import adapters_among

@@ -9,8 +9,7 @@ from enum import StrEnum
 from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff
 from jupyter_detllm.core.notebook import CellView
-from jupyter_detllm.core.policy import Policy
-from jupyter_detllm.core.verdict import Outcome, Verdict
+from jupyter_detllm.core.verdict import Outcome, Policy, Verdict
 from jupyter_detllm.errors import UsageError
 
 __all__ = [

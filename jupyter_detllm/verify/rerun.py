@@ -19,7 +19,7 @@ from jupyter_detllm.cache import SWITCH_VARIABLE
 from jupyter_detllm.controls.guard import child_environment
 from jupyter_detllm.core.levels import LEVEL_VARIABLE
 from jupyter_detllm.core.notebook import JsonObject, read_notebook
-from jupyter_detllm.core.policy import Policy
+from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.errors import DetLLMError, NotebookError
 from jupyter_detllm.verify.kernels import (
     check_language,

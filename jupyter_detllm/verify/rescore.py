@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from jupyter_detllm.core.evidence import NEAR_TIE
-from jupyter_detllm.core.generation import Generation, GenerationRequest, Sampling
+from jupyter_detllm.core.generation import NEAR_TIE, Generation, GenerationRequest, Sampling
 from jupyter_detllm.core.notebook import CellView, NotebookView
 from jupyter_detllm.core.stamp import Call
 from jupyter_detllm.core.verdict import model_differences

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from jupyter_detllm.core.notebook import CellView, JsonObject, check_cell, read_notebook
-from jupyter_detllm.core.policy import DEFAULT_POLICY, Policy
-from jupyter_detllm.core.verdict import Facts, Outcome, decide
+from jupyter_detllm.core.verdict import DEFAULT_POLICY, Facts, Outcome, Policy, decide
 from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.verify.report import (
     CellReport,

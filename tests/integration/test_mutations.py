@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.core.canonical import digest_of
-from jupyter_detllm.core.evidence import TokenEvidence
 from jupyter_detllm.core.fields import FIELDS, Role
 from jupyter_detllm.core.fingerprint import Fingerprint
-from jupyter_detllm.core.generation import Generation, Prompt, PromptKind
+from jupyter_detllm.core.generation import Generation, Prompt, PromptKind, TokenEvidence
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import KEY, check_cell, read_notebook
 from jupyter_detllm.core.promotion import Update, promote

@@ -15,8 +15,8 @@ from jupyter_detllm.core.compare import EvidenceState, compare_calls
 from jupyter_detllm.core.generation import GenerationRequest, Prompt, build_requests
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import read_notebook
-from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import Call, Stamp, source_digest
+from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.engines.start import environment_fingerprint
 from jupyter_detllm.engines.vllm.engine import VLLMOfflineEngine

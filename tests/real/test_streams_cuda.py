@@ -19,7 +19,7 @@ pytestmark = [
 CODE = """
 import sys
 from jupyter_detllm.controls.seeding import seed_everything
-from jupyter_detllm.controls.streams import preserved_streams
+from jupyter_detllm.controls.seeding import preserved_streams
 how, engine = sys.argv[1], sys.argv[2] == "engine"
 def draws():
     devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.core.canonical import Digest
-from jupyter_detllm.core.evidence import MarginClass
+from jupyter_detllm.core.generation import MarginClass
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Outcome, Verdict, decide, facts_of

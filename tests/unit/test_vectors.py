@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.core.canonical import canonical_bytes, digest_of
-from jupyter_detllm.core.evidence import TokenEvidence
+from jupyter_detllm.core.generation import TokenEvidence
 from jupyter_detllm.core.notebook import check_cell, read_notebook
 from jupyter_detllm.core.promotion import Update, promote, strip
 from jupyter_detllm.core.stamp_reader import read_stamp

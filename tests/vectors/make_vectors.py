@@ -20,13 +20,18 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from jupyter_detllm.core.canonical import canonical_bytes, digest_of  # noqa: E402
-from jupyter_detllm.core.evidence import TokenEvidence  # noqa: E402
 from jupyter_detllm.core.fingerprint import Fingerprint  # noqa: E402
-from jupyter_detllm.core.generation import Prompt, PromptKind, generation_digest  # noqa: E402
+from jupyter_detllm.core.generation import (  # noqa: E402  # noqa: E402
+    Prompt,
+    PromptKind,
+    TokenEvidence,
+    derive_seed,
+    generation_digest,
+    prompt_digest,
+)
 from jupyter_detllm.core.levels import Level  # noqa: E402
 from jupyter_detllm.core.notebook import check_cell, read_notebook  # noqa: E402
 from jupyter_detllm.core.promotion import Update, promote, strip  # noqa: E402
-from jupyter_detllm.core.seeds import derive_seed, prompt_digest  # noqa: E402
 from jupyter_detllm.core.stamp import (  # noqa: E402
     content_digest,
     normalise_source,

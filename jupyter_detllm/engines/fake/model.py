@@ -11,10 +11,9 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from jupyter_detllm.core.canonical import Digest
-from jupyter_detllm.core.evidence import TokenEvidence
 from jupyter_detllm.core.fields import FIELDS, Role, spec_of
 from jupyter_detllm.core.fingerprint import FieldValue
-from jupyter_detllm.core.generation import Generation, Message, Sampling
+from jupyter_detllm.core.generation import Generation, Message, Sampling, TokenEvidence
 from jupyter_detllm.core.options import option_name
 from jupyter_detllm.engines.base import SamplingOptions, TokenScore
 from jupyter_detllm.errors import RequestError, UsageError, nearest

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from typing import Any, NamedTuple
 
-from jupyter_detllm.core.evidence import EVIDENCE_K
-from jupyter_detllm.core.generation import Generation, Sampling
+from jupyter_detllm.core.generation import EVIDENCE_K, Generation, Sampling
 from jupyter_detllm.engines.evidence import byte_offsets, evidence_of, token_bytes
 from jupyter_detllm.engines.remote.client import Connection
 from jupyter_detllm.engines.requests import Completion

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from jupyter_detllm.controls.streams import preserved_streams
+from jupyter_detllm.controls.seeding import preserved_streams
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import (
     Generation,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jupyter_detllm.controls.guard import set_in_time, take_back
-from jupyter_detllm.controls.streams import preserved_streams
+from jupyter_detllm.controls.seeding import preserved_streams
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec, ShutdownReport
 from jupyter_detllm.engines.vllm.mamba import complete_mamba

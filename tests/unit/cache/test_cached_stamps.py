@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.core.notebook import KEY, check_cell, read_notebook
-from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.core.stamp import content_digest, reference_json
 from jupyter_detllm.core.stamp_reader import read_stamp
-from jupyter_detllm.core.verdict import Verdict, decide, facts_of
+from jupyter_detllm.core.verdict import Policy, Verdict, decide, facts_of
 from jupyter_detllm.errors import StampError
 from jupyter_detllm.kernel.live import compare_live
 from jupyter_detllm.pytest_plugin.run import Settings, Verifier

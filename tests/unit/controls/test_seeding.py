@@ -12,12 +12,12 @@ from jupyter_detllm.controls.seeding import (
     SEED_VARIABLE,
     generator,
     hooked,
+    preserved_streams,
     root_seed,
     seed_child,
     seed_everything,
     worker_init_fn,
 )
-from jupyter_detllm.controls.streams import preserved_streams
 from jupyter_detllm.errors import ControlError
 from tests.fakes import forget_seed
 from tests.waiting import HANGS
@@ -323,7 +323,7 @@ def test_the_sessions_generator_is_not_moved() -> None:
 FIRST_INSIDE = """
 import random
 from jupyter_detllm.controls.seeding import seed_everything
-from jupyter_detllm.controls.streams import preserved_streams
+from jupyter_detllm.controls.seeding import preserved_streams
 seed_everything(77)
 with preserved_streams():
     import torch, numpy as np

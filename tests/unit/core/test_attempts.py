@@ -10,12 +10,21 @@ from typing import Any
 
 import pytest
 
-from jupyter_detllm.core.attempts import MAX_TRIES, Attempt, next_requests
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.notebook import check_cell, read_notebook
 from jupyter_detllm.core.promotion import Update, promote
-from jupyter_detllm.core.showing import attempts_text, generations_text, shown_calls, still_shown
-from jupyter_detllm.core.stamp import Call, Stamp, content_digest
+from jupyter_detllm.core.stamp import (
+    MAX_TRIES,
+    Attempt,
+    Call,
+    Stamp,
+    attempts_text,
+    content_digest,
+    generations_text,
+    next_requests,
+    shown_calls,
+    still_shown,
+)
 from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions

@@ -14,8 +14,7 @@ from jupyter_detllm.core.compare import (
     compare_generations,
     first_divergence,
 )
-from jupyter_detllm.core.evidence import MarginClass, TokenEvidence
-from jupyter_detllm.core.generation import Generation
+from jupyter_detllm.core.generation import Generation, MarginClass, TokenEvidence
 from jupyter_detllm.core.stamp import Call
 from tests.builders import generation, make_stamp
 

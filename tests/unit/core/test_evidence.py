@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_detllm.core.evidence import NEAR_TIE, MarginClass, TokenEvidence
+from jupyter_detllm.core.generation import NEAR_TIE, MarginClass, TokenEvidence
 from jupyter_detllm.errors import StampError
 
 float32 = st.floats(width=32)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.notebook import KEY, RUN_KEY, check_cell, read_notebook
-from jupyter_detllm.core.policy import PolicyKind
-from jupyter_detllm.core.verdict import Verdict
+from jupyter_detllm.core.verdict import PolicyKind, Verdict
 from jupyter_detllm.errors import NotebookError
 from tests.builders import cell, make_stamp, notebook, promoted, stamped_cell, with_actual
 

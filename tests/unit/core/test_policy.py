@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from jupyter_detllm.core.compare import Comparison, compare_calls
 from jupyter_detllm.core.generation import Generation
-from jupyter_detllm.core.policy import DEFAULT_POLICY, Policy, PolicyKind
-from jupyter_detllm.core.verdict import Verdict
+from jupyter_detllm.core.verdict import DEFAULT_POLICY, Policy, PolicyKind, Verdict
 from jupyter_detllm.errors import UsageError
 from tests.builders import generation, make_stamp
 

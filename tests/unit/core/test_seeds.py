@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_detllm.core.generation import (
+    MAX_SEED,
     Generation,
     GenerationRequest,
     Message,
@@ -15,9 +16,11 @@ from jupyter_detllm.core.generation import (
     ResolvedPrompt,
     Sampling,
     build_requests,
+    derive_seed,
     generation_digest,
+    occurrences,
+    prompt_digest,
 )
-from jupyter_detllm.core.seeds import MAX_SEED, derive_seed, occurrences, prompt_digest
 from jupyter_detllm.errors import RequestError
 
 SAMPLED = Sampling(temperature=0.8)

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from jupyter_detllm.core import reading, stamp_reader
+from jupyter_detllm.core import stamp_reader
 from jupyter_detllm.core.canonical import digest_of
-from jupyter_detllm.core.evidence import MAX_EVIDENCE_TOKENS
 from jupyter_detllm.core.fingerprint import Fingerprint
-from jupyter_detllm.core.generation import Prompt, PromptKind
+from jupyter_detllm.core.generation import MAX_EVIDENCE_TOKENS, Prompt, PromptKind
 from jupyter_detllm.core.levels import Level, Reach, fallback_level
 from jupyter_detllm.core.stamp import (
     STAMP_SCHEMA,
@@ -331,8 +330,10 @@ def test_offsets_are_ascending_and_inside_the_text() -> None:
 
 def test_sizes_are_limited(stored: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stamp_reader, "MAX_CALLS", 2)
-    monkeypatch.setattr(reading, "MAX_ITEMS", 40)
-    monkeypatch.setattr(reading, "MAX_TEXT", 200)
+    monkeypatch.setattr(stamp_reader, "MAX_ITEMS", 40)
+    monkeypatch.setattr(stamp_reader, "MAX_TEXT", 200)
+    # Each key has the limit of its own, whatever was checked before.
+    monkeypatch.setattr(stamp_reader, "_check_sizes", lambda reader: None)
     read_stamp(resealed({**stored, "late": [""] * 40, "name": "x" * 200}))
     with pytest.raises(StampError, match="more than 2 calls"):
         read_stamp(resealed({**stored, "calls": [stored["calls"][0]] * 3}))

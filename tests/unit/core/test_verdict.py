@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from jupyter_detllm.core import verdict as verdict_module
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
-from jupyter_detllm.core.evidence import TokenEvidence
 from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff
-from jupyter_detllm.core.generation import Generation
+from jupyter_detllm.core.generation import Generation, TokenEvidence
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.verdict import RULES, Facts, Verdict, decide, facts_of

@@ -13,8 +13,8 @@ from jupyter_detllm.cli import main
 from jupyter_detllm.controls.environ import ENV_CONTROLS, Event
 from jupyter_detllm.controls.guard import apply
 from jupyter_detllm.controls.ledger import KERNEL_VARIABLE, KernelMark, kernel_mark
+from jupyter_detllm.core.generation import MAX_SEED
 from jupyter_detllm.core.levels import LEVEL_VARIABLE, Level
-from jupyter_detllm.core.seeds import MAX_SEED
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.export.kernelspec import (
     KernelLocation,

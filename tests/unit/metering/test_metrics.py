@@ -60,8 +60,8 @@ from jupyter_detllm.metering.measures import (
     together,
 )
 from jupyter_detllm.models.cache import CACHE_VARIABLE
-from jupyter_detllm.probes import memory
-from jupyter_detllm.probes.memory import MemoryUse, memory_use
+from jupyter_detllm.probes import hardware
+from jupyter_detllm.probes.hardware import MemoryUse, memory_use
 from jupyter_detllm.render.metrics import metrics_html, metrics_json, metrics_text, plot_of
 from tests.fakes import Run, forget_seed
 
@@ -231,15 +231,15 @@ def test_vllms_metrics_are_summed_and_absent_without_statistics() -> None:
 
 
 def test_memory_is_the_fullest_gpus_or_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "gpu_memory", lambda: ())
+    monkeypatch.setattr(hardware, "gpu_memory", lambda: ())
     found = memory_use()
     assert found is not None
     assert found.where == "process"
     assert 0 < found.used <= found.peak < found.total
-    monkeypatch.setattr(memory, "gpu_memory", lambda: ((GIB, 8 * GIB), (3 * GIB, 4 * GIB)))
+    monkeypatch.setattr(hardware, "gpu_memory", lambda: ((GIB, 8 * GIB), (3 * GIB, 4 * GIB)))
     assert memory_use() == MemoryUse("GPU", 3 * GIB, 3 * GIB, 4 * GIB)
-    monkeypatch.setattr(memory, "gpu_memory", lambda: ())
-    monkeypatch.setattr(memory, "_main_memory", lambda: 0)
+    monkeypatch.setattr(hardware, "gpu_memory", lambda: ())
+    monkeypatch.setattr(hardware, "_main_memory", lambda: 0)
     assert memory_use() is None
 
 

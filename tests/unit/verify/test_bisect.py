@@ -10,8 +10,8 @@ import pytest
 
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView
-from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import ModelIdentity, Stamp
+from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.render.bisect import bisect_json, bisect_text

@@ -14,9 +14,8 @@ from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.policy import Policy
 from jupyter_detllm.core.stamp import ModelIdentity
-from jupyter_detllm.core.verdict import Verdict, facts_of
+from jupyter_detllm.core.verdict import Policy, Verdict, facts_of
 from jupyter_detllm.render import render_report
 from jupyter_detllm.render.explain import environment_lines, informational_heading
 from jupyter_detllm.verify.compare import SideChoice, compare_paths

@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from jupyter_detllm.core.generation import GenerationRequest, Message, Prompt, PromptKind, Sampling
+from jupyter_detllm.core.generation import (
+    GenerationRequest,
+    Message,
+    Prompt,
+    PromptKind,
+    Sampling,
+    prompt_digest,
+)
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import KEY, CellView, read_notebook
-from jupyter_detllm.core.seeds import prompt_digest
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import UsageError

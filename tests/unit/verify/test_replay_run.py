@@ -12,8 +12,7 @@ import pytest
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import KEY
-from jupyter_detllm.core.policy import Policy
-from jupyter_detllm.core.verdict import Verdict
+from jupyter_detllm.core.verdict import Policy, Verdict
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import EngineError, UsageError
 from jupyter_detllm.render import FORMATS, render_report
@@ -119,8 +118,8 @@ def forged(level: Level) -> dict[str, Any]:
     """Return a notebook whose second request claims tokens that its message does not have."""
     from dataclasses import replace
 
+    from jupyter_detllm.core.generation import prompt_digest
     from jupyter_detllm.core.promotion import Update, promote
-    from jupyter_detllm.core.seeds import prompt_digest
     from jupyter_detllm.core.stamp import Call
     from tests.builders import notebook, stamped_cell
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.policy import Policy
-from jupyter_detllm.core.verdict import Verdict
+from jupyter_detllm.core.verdict import Policy, Verdict
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.report import (
     ACCEPTABLE,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_detllm.core.evidence import TokenEvidence
+from jupyter_detllm.core.generation import TokenEvidence
 from jupyter_detllm.engines.evidence import (
     byte_alphabet,
     byte_offsets,
