@@ -164,12 +164,12 @@ class FixedOrder(FixedTiles):
 
     def refusal(self, host: Host) -> str:
         """Return why it does not apply to `host`."""
-        wide = "avx512f" in host.cpu_flags and not host.isa_limit.startswith(
-            ("AVX2", "SSE", "AVX_")
-        )
-        if host.platform is Platform.CPU and (wide or not {"avx2", "fma"} <= host.cpu_flags):
-            return "it is for processors with AVX2 and without AVX-512"
-        return super().refusal(host)
+        if why := super().refusal(host):
+            return why
+        narrow = "avx512f" not in host.cpu_flags or host.isa_limit.startswith("AVX2")
+        if narrow and {"avx2", "fma"} <= host.cpu_flags:
+            return ""
+        return "it is for processors with AVX2 and without AVX-512"
 
 
 def _is_off(value: object) -> bool:

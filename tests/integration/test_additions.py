@@ -66,7 +66,7 @@ ADDITIONS = {
                 ),
             ),
             "probes/hardware.py": (
-                ("values: dict[str, FieldValue] = {\n", '"hardware.moon": "waxing",\n'),
+                ("informational, and a separate field.\n", '"hardware.moon": "waxing",\n'),
             ),
         },
         ("fingerprint", "--json"),

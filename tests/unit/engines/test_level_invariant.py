@@ -398,7 +398,7 @@ def test_a_long_pass_counts_at_the_next_start(capsys: pytest.CaptureFixture[str]
 
 def test_probe_refuses_an_option_without_a_value(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", "fake", "--option", "dtype"]) == 2
-    assert "expected NAME=VALUE" in capsys.readouterr().err
+    assert "expected OPTION=VALUE" in capsys.readouterr().err
     assert main(["probe", "fake", "--quiet", "--option", "broken_invariance=x"]) == 2
     with pytest.raises(UsageError, match="broken_invariance"):
         FakeEngine(EngineSpec("fake", options={"broken_invariance": "x"}))

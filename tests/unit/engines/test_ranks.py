@@ -339,7 +339,7 @@ def test_on_cpu_two_ranks_refuse_the_level_with_one_reason(
     with pytest.raises(InvarianceError) as refused:
         ActiveMethod(spec)
     assert refused.value.what == (
-        "no method of batch invariance applies here (cpu-fixed-tiles: "
+        "no method of batch invariance applies here (cpu-fixed-order, cpu-fixed-tiles: "
         "the engine's workers are other processes with tensor or pipeline "
         "parallelism; hopper-one-kernel, vllm-flag: it is for GPUs)"
     )

@@ -53,7 +53,7 @@ def test_an_unknown_option_names_the_nearest_in_one_line(given: str) -> None:
     with pytest.raises(UsageError) as error:
         check_options({given: 3}, NAMES)
     assert given in str(error.value)
-    assert "'max_model_len'" in str(error.value)
+    assert "did you mean max_model_len?" in str(error.value)
     assert "\n" not in str(error.value)
 
 
