@@ -325,7 +325,7 @@ def test_a_prompt_beyond_the_engine(vllm_engine: VLLMOfflineEngine) -> None:
 
 
 def test_a_wrong_engine_option_names_the_nearest() -> None:
-    with pytest.raises(UsageError, match="'max_model_len'"):
+    with pytest.raises(UsageError, match=r"did you mean max_model_len\?"):
         check_options({"max-modle-len": "2048"}, option_names())
 
 

@@ -48,7 +48,7 @@ def test_nothing_of_vllm_reaches_cell_or_terminal(lifecycle: dict[str, Any]) -> 
 
 def test_a_wrong_option_and_a_level_it_lacks_are_one_line(lifecycle: dict[str, Any]) -> None:
     assert lifecycle["option"].startswith("UsageError: vLLM has no engine option 'max-modle-len'")
-    assert "'max_model_len'" in lifecycle["option"]
+    assert "did you mean max_model_len?" in lifecycle["option"]
     assert lifecycle["level"].startswith("InvarianceError: no method of batch invariance")
     assert "enable_lora" in lifecycle["level"]
 
