@@ -256,28 +256,17 @@ def plan_server(
     options = _options(model, level, given, method, seed, where)
     variables, set_here = _environment(level, environ, state, method, where, ranks_of(given))
     served = str(given.get("served_model_name") or model.display)
+    middleware = [*([CACHE_MIDDLEWARE] if cache else []), MIDDLEWARE]
     command = [
         *(sys.executable, "-P", "-m", "jupyter_detllm.serving.launch", "serve", model.path_or_id),
         *("--host", place.host, "--port", str(place.port)),
         *([] if "served_model_name" in given else ["--served-model-name", served]),
         *words,
         *flags({**options, "seed": engine_seed(seed), "revision": model.revision}),
-        *(("--middleware", CACHE_MIDDLEWARE) if cache else ()),
-        *("--middleware", MIDDLEWARE),
+        *(word for name in middleware for word in ("--middleware", name)),
     ]
-    return ServePlan(
-        place,
-        model,
-        served,
-        level,
-        tuple(command),
-        variables,
-        set_here,
-        options,
-        method,
-        notice,
-        cache,
-    )
+    found = (variables, set_here, options, method, notice, cache)
+    return ServePlan(place, model, served, level, tuple(command), *found)
 
 
 def _method(level: Level, host: Host) -> tuple[Method | None, str]:
