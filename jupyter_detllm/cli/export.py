@@ -124,7 +124,7 @@ def _target(out: str | None, form: str) -> Path | None:
             raise UsageError(
                 f"{out} is not a name for a lock file", expected="pylock.toml or pylock.NAME.toml"
             )
-    return target_file(out, _is_export, "is no export", "a new file, or an earlier export")
+    return target_file(out, _is_export, "is not an export", "a new file, or an earlier export")
 
 
 def _is_export(target: Path) -> bool:

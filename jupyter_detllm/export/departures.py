@@ -92,7 +92,7 @@ def _read_json(text: str) -> Expected:
         raise UsageError("the file is not JSON") from None
     if not isinstance(data, dict) or data.get("schema") != EXPORT_SCHEMA:
         raise UsageError(
-            "the JSON file is no export",
+            "the JSON file is not an export",
             expected=f"the schema {EXPORT_SCHEMA!r}",
             fix="jupyter detllm compare A B, for notebooks and fingerprints",
         )

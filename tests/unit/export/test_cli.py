@@ -131,7 +131,7 @@ def test_a_requirements_file_of_other_origin_is_read_as_far_as_it_pins() -> None
         ("", "pins nothing"),
         ("requests>=2\n", "pins nothing"),
         ("{", "not JSON"),
-        ('{"cells": []}', "no export"),
+        ('{"cells": []}', "not an export"),
         ('{"schema": "detllm.export/1"}', "cannot be read"),
         ("lock-version = 1\n[", "not TOML"),
     ],

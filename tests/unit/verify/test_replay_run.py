@@ -137,7 +137,7 @@ def test_prompt_tokens_must_be_the_recorded_ones(tmp_path: Path, level: Level) -
     lab = Lab()
     first, second = replayed(tmp_path, lab, forged(level)).report.cells
     assert first.verdict is Verdict.NOT_COMPARABLE
-    assert first.outcome.reasons[0].startswith("request 2: the prompt has other tokens here")
+    assert first.outcome.reasons[0].startswith("request 2: the prompt has different tokens here")
     assert "tokenizer or chat template" in first.outcome.reasons[0]
     assert second.verdict is Verdict.MATCH
     # A recorded batch is run whole or not at all; a free one without the refused request.
