@@ -204,6 +204,15 @@ class ServePlan:
         return {f"controls.{n}": self.environ[n] for n in names if n in self.environ}
 
 
+def _command(
+    model: ResolvedModel, place: Place, options: Sequence[str], middleware: Sequence[str]
+) -> tuple[str, ...]:
+    launch = ("-P", "-m", "jupyter_detllm.serving.launch", "serve", model.path_or_id)
+    inside = (word for name in middleware for word in ("--middleware", name))
+    at = ("--host", place.host, "--port", str(place.port))
+    return (sys.executable, *launch, *at, *options, *inside)
+
+
 def plan_server(
     model: ResolvedModel,
     level: Level,
@@ -256,17 +265,12 @@ def plan_server(
     options = _options(model, level, given, method, seed, where)
     variables, set_here = _environment(level, environ, state, method, where, ranks_of(given))
     served = str(given.get("served_model_name") or model.display)
-    middleware = [*([CACHE_MIDDLEWARE] if cache else []), MIDDLEWARE]
-    command = [
-        *(sys.executable, "-P", "-m", "jupyter_detllm.serving.launch", "serve", model.path_or_id),
-        *("--host", place.host, "--port", str(place.port)),
-        *([] if "served_model_name" in given else ["--served-model-name", served]),
-        *words,
-        *flags({**options, "seed": engine_seed(seed), "revision": model.revision}),
-        *(word for name in middleware for word in ("--middleware", name)),
-    ]
+    wanted = flags({**options, "seed": engine_seed(seed), "revision": model.revision})
+    named = () if "served_model_name" in given else ("--served-model-name", served)
+    middleware = (*((CACHE_MIDDLEWARE,) if cache else ()), MIDDLEWARE)
+    command = _command(model, place, (*named, *words, *wanted), middleware)
     found = (variables, set_here, options, method, notice, cache)
-    return ServePlan(place, model, served, level, tuple(command), *found)
+    return ServePlan(place, model, served, level, command, *found)
 
 
 def _method(level: Level, host: Host) -> tuple[Method | None, str]:
