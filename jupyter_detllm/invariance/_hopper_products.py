@@ -73,21 +73,10 @@ def _kernel() -> Any:
     import triton.language as tl  # type: ignore[import-untyped, unused-ignore]
 
     def product_kernel(  # type: ignore[no-untyped-def]
-        x_ptr,
-        w_ptr,
-        b_ptr,
-        o_ptr,
-        count,
-        columns,
-        depth,
-        x_stride,
-        w_stride,
-        tile_m: tl.constexpr,
-        tile_n: tl.constexpr,
-        tile_k: tl.constexpr,
-        swapped: tl.constexpr,
-        has_bias: tl.constexpr,
-    ):
+        x_ptr, w_ptr, b_ptr, o_ptr, count, columns, depth, x_stride, w_stride,
+        tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
+        swapped: tl.constexpr, has_bias: tl.constexpr,
+    ):  # fmt: skip
         n = tl.program_id(0) * tile_n + tl.arange(0, tile_n)
         m = tl.program_id(1) * tile_m + tl.arange(0, tile_m)
         k = tl.arange(0, tile_k)
