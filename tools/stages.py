@@ -29,6 +29,7 @@ _PARALLEL = ("-n", "2")
 # Two engines at once spin on each other's cores: theirs is a run of its own, one by one.
 _SERIAL = ("-p", "no:xdist")
 _QUICK = ("-m", "not slow")
+_WHOLE = "--whole-model"
 _WITHOUT_ENGINE = ("tests/unit", "tests/integration")
 _SOURCES = ("jupyter_detllm", "tools", "tests", "examples", "benchmarks", "docs")
 
@@ -131,11 +132,11 @@ STAGES: Mapping[str, tuple[Stage, ...]] = {
     "examples": _examples(),
     "examples-full": _examples("--all"),
     "unit": (_tests(*_QUICK),),
-    "real": (_engine_tests(),),
+    "real": (_engine_tests(_WHOLE),),
     "ui": _browser_tests(*_QUICK),
     "tests": (_tests(*_QUICK), _engine_tests(*_QUICK), *_browser_tests(*_QUICK)),
     "simulated": _simulated(),
-    "full": (*_covered_tests(), _engine_tests(), _labs(), *_browser_tests()),
+    "full": (*_covered_tests(), _engine_tests(_WHOLE), _labs(), *_browser_tests()),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.builders import cell, notebook
 from tests.documented import PAGES, ROOT, Block, blocks, matches, steps
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.usefixtures("whole_model")]
 
 WITH_CONSOLE = [page for page in PAGES if "```console\n" in page.read_text(encoding="utf-8")]
 _CELL, _CONSOLE = "ipython", "console"

@@ -33,7 +33,7 @@ def fetch(cache: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[str]
 
 
 def test_a_fresh_fetch_gives_the_pinned_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo_model: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_model: Path
 ) -> None:
     folder, steps, heavy = fetch(tmp_path / "fresh", monkeypatch)
     assert {path.name: sha256_file(path) for path in folder.iterdir()} == {
@@ -41,20 +41,20 @@ def test_a_fresh_fetch_gives_the_pinned_bytes(
     }
     assert steps == ["converting", "downloading", "verifying"]
     assert heavy == []
-    assert model_digests(folder) == model_digests(demo_model)
+    assert model_digests(folder) == model_digests(whole_model)
     _, again, _ = fetch(tmp_path / "fresh", monkeypatch)
     assert again == []
 
 
-def test_transformers_reads_it_and_digits_are_tokens(demo_model: Path) -> None:
+def test_transformers_reads_it_and_digits_are_tokens(whole_model: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    tokenizer = AutoTokenizer.from_pretrained(whole_model)
     text = "In 2024: 日本 \n 😀"
     ids = tokenizer(text).input_ids
     assert tokenizer.decode(ids) == text
     assert [tokenizer.decode([i]) for i in tokenizer("2024").input_ids] == list("2024")
-    config = AutoConfig.from_pretrained(demo_model)
+    config = AutoConfig.from_pretrained(whole_model)
     assert (config.num_hidden_layers, config.vocab_size) == (30, len(tokenizer))
     shown = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
