@@ -12,6 +12,9 @@ VENV := $(CURDIR)/.venv
 RUN := $(VENV)/bin/python
 STAGES := $(RUN) -m tools.stages
 
+# Without compiled files every engine's start compiles vLLM and torch anew: half a minute each.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Kernels, engines and pip keep state in the home folder: lend them one if there is none.
 ifneq ($(shell test -n "$$HOME" && test -d "$$HOME" && test -w "$$HOME" && echo yes),yes)
 ifeq ($(PIP_CONFIG_FILE),)
