@@ -6,31 +6,28 @@ spot check.
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from jupyter_detllm.core.canonical import Digest, digest_of
 from jupyter_detllm.core.fingerprint import Fingerprint
-from jupyter_detllm.core.levels import Reach
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.engines.base import Engine, Invariant, RemoteEngine
 from jupyter_detllm.engines.selftest import (
     PLAN_VERSION,
     Form,
     Room,
-    Row,
     SelfTest,
     plan_test,
     room_of,
     run_test,
 )
 from jupyter_detllm.errors import InvarianceError
-from jupyter_detllm.invariance.base import KernelRow
-from jupyter_detllm.models.cache import cache_root
+from jupyter_detllm.models.cache import cache_root, read_json, write_json
 from jupyter_detllm.probes.platform import Platform, compute_platform
 
 __all__ = [
@@ -144,7 +141,6 @@ def _stopped_early(engine: Invariant, form: Form, room: Room, progress: Report |
 
 
 SCHEMA = "detllm.selftest/1"
-_MOST_CACHE_BYTES = 1 << 20
 
 
 def key_of(fingerprint: Fingerprint, model: ModelIdentity, method: str, form: Form) -> Digest:
@@ -162,67 +158,25 @@ def _cache_file(key: Digest) -> Path:
 
 def recall(key: Digest) -> SelfTest | None:
     """Return the cached self-test that passed, None if there is none."""
-    try:
-        with _cache_file(key).open("rb") as file:
-            value = json.loads(file.read(_MOST_CACHE_BYTES))
-    except (OSError, ValueError):
-        return None
+    value = read_json(_cache_file(key))
     if not isinstance(value, Mapping) or value.get("key") != str(key):
         return None
-    found = _read_test(value.get("test"))
-    return found if found is not None and found.held else None
-
-
-def _read_test(value: object) -> SelfTest | None:
     try:
-        rows = tuple(_read_row(item) for item in value["rows"])  # type: ignore[index]
-        kernels = tuple(_kernel(item) for item in value["kernels"])  # type: ignore[index]
-        method, form = str(value["method"]), Form(value["form"])  # type: ignore[index]
-        evidence = value["evidence"] is True  # type: ignore[index]
-        reach = Reach(*_numbers(value["reach"], "tokens", "sequences"))  # type: ignore[index]
-        return SelfTest(method, form, rows, evidence, True, kernels, reach)
-    except (KeyError, TypeError, ValueError):
+        found = msgspec.convert(value.get("test"), SelfTest)
+    except msgspec.ValidationError:
         return None
-
-
-def _numbers(item: Mapping[str, object], *names: str) -> tuple[int, ...]:
-    numbers = [item[name] for name in names]
-    if not all(type(number) is int for number in numbers):
-        raise ValueError("a count is no number")
-    return tuple(int(str(number)) for number in numbers)
-
-
-def _kernel(item: Mapping[str, object]) -> KernelRow:
-    compared, bitwise = _numbers(item, "compared", "bitwise")
-    return KernelRow(str(item["name"]), compared, bitwise, str(item["first"]))
-
-
-def _read_row(item: Mapping[str, object]) -> Row:
-    completions, tokens_equal, bitwise = _numbers(item, "completions", "tokens_equal", "bitwise")
-    reached = item["reached"] is True
-    return Row(
-        str(item["composition"]), completions, tokens_equal, bitwise, str(item["first"]), reached
-    )
+    return replace(found, cached=True) if found.held and found.reach is not None else None
 
 
 def remember(key: Digest, test: SelfTest) -> None:
     """Cache a self-test that passed; a cache that cannot be written only costs time."""
-    if not test.held:
-        return
-    entry = _cache_file(key)
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=entry.parent, prefix=".", suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
-            json.dump({"schema": SCHEMA, "key": str(key), "test": test.to_json()}, file)
-        os.replace(name, entry)
-    except OSError:
-        return
+    if test.held:
+        with suppress(OSError):
+            value = {"schema": SCHEMA, "key": str(key), "test": test.to_json()}
+            write_json(_cache_file(key), value)
 
 
 def forget(key: Digest) -> None:
     """Drop a cached self-test."""
-    try:
+    with suppress(OSError):
         _cache_file(key).unlink(missing_ok=True)
-    except OSError:
-        return

@@ -7,9 +7,7 @@ module in its front end, its engine and its workers.
 from __future__ import annotations
 
 import functools
-import json
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,7 +66,9 @@ def _loaded(method: str, worker: Any) -> None:
 
         method_named(method).install(llm)
     if getattr(worker, "rank", 0) == 0:
-        _write(Path(os.environ[STATE_VARIABLE]) / WORKER_FILE, _facts(llm, method or "off"))
+        from jupyter_detllm.models.cache import write_json
+
+        write_json(Path(os.environ[STATE_VARIABLE]) / WORKER_FILE, _facts(llm, method or "off"))
 
 
 def _as_llm(worker: Any) -> Any:
@@ -103,11 +103,3 @@ def _facts(llm: Any, method: str) -> dict[str, Any]:
         "eos": [generation.get("eos_token_id"), getattr(config.hf_config, "eos_token_id", None)],
         "vocabulary": int(config.get_vocab_size()),
     }
-
-
-def _write(path: Path, value: object) -> None:
-    """Write the file atomically; readers never see a partial one."""
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(value, file)
-    os.replace(name, path)

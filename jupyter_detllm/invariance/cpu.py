@@ -8,9 +8,9 @@ built, and rows are padded where every linear layer of vLLM calls its ``cpu_line
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from jupyter_detllm.invariance.kernel_checks import (
     check_attentions,
     check_linear,
 )
-from jupyter_detllm.models.cache import cache_root
+from jupyter_detllm.models.cache import cache_root, read_json, write_json
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.probes.ranks import ask_ranks
 
@@ -334,7 +334,8 @@ def _group_of(shape: _Shape, call: Callable[[Any], Any]) -> RowGroup | None:
         return known
     group = measure_group(call, shape.width, shape.columns, shape.dtype)
     if group is not None:
-        _remember(entry, group)
+        with suppress(OSError):  # a cache that cannot be written only costs time
+            write_json(entry, asdict(group))
     return group
 
 
@@ -356,23 +357,11 @@ def _key_of(shape: _Shape) -> str:
 
 def _remembered(entry: Path) -> RowGroup | None:
     try:
-        value = json.loads(entry.read_text(encoding="utf-8"))
-        group = RowGroup(**{name: int(number) for name, number in value.items()})
-    except (OSError, ValueError, TypeError, AttributeError):
+        group = RowGroup(**read_json(entry))
+        sound = 0 < group.least <= group.narrow <= group.most and group.step > 0 < group.wide_step
+    except TypeError:
         return None
-    sound = 0 < group.least <= group.narrow <= group.most and group.step > 0 < group.wide_step
     return group if sound else None
-
-
-def _remember(entry: Path, group: RowGroup) -> None:
-    """Cache the measurement; a cache that cannot be written only costs time."""
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        new = entry.with_suffix(".new")
-        new.write_text(json.dumps(asdict(group)), encoding="utf-8")
-        new.replace(entry)
-    except OSError:
-        return
 
 
 def _check_rows(model: Any, *, most: int, logits: int, until: float) -> list[tuple[KernelRow, int]]:

@@ -6,14 +6,13 @@ The digest is computed like that of a model's weights: SHA-256 of the canonical 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from jupyter_detllm.core.canonical import Digest, digest_of
 from jupyter_detllm.errors import ModelError
-from jupyter_detllm.models.cache import no_progress
+from jupyter_detllm.models.cache import no_progress, read_json
 from jupyter_detllm.models.digests import cached_digests
 
 __all__ = ["ADAPTER_OPTION", "Adapter", "adapters_among", "is_adapter", "read_adapter"]
@@ -75,10 +74,7 @@ def adapters_among(names: Iterable[str]) -> dict[str, str]:
 
 
 def _rank(path: Path) -> int:
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        config = None
+    config = read_json(path)
     rank = config.get("r") if isinstance(config, Mapping) else None
     if type(rank) is not int or rank < 1:
         raise ModelError(f"the adapter's {_CONFIG} gives no rank", expected='"r": 16, for one')

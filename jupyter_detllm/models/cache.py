@@ -1,18 +1,20 @@
 """Model files: where they are stored, and their SHA-256.
 
 They are stored in the user's cache or in ``JUPYTER_DETLLM_CACHE``, and hashed several at once,
-each at the speed of ``sha256sum``. Slow steps report a short label and the fraction done
+each at the speed of ``sha256sum``. Results that take time to find are kept there as JSON. Slow steps report a short label and the fraction done
 (`Progress`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jupyter_detllm.errors import ModelError
 
@@ -21,9 +23,11 @@ __all__ = [
     "Progress",
     "cache_root",
     "no_progress",
+    "read_json",
     "sha256_file",
     "sha256_files",
     "writable_folder",
+    "write_json",
 ]
 
 CACHE_VARIABLE = "JUPYTER_DETLLM_CACHE"
@@ -61,6 +65,23 @@ def writable_folder(*parts: str) -> Path:
         f"the cache folder {folder} cannot be used ({reason})",
         fix=f"{CACHE_VARIABLE}=/a/writable/folder in the environment",
     )
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; None if it is missing or not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file in one piece: readers see the old content or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    os.replace(name, path)
 
 
 _CHUNK_BYTES = 1 << 20

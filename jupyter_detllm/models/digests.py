@@ -23,18 +23,23 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import json
-import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jupyter_detllm.core.canonical import Digest, Json, digest_of, sha256_hex
 from jupyter_detllm.errors import CanonicalError, ModelError
-from jupyter_detllm.models.cache import Progress, cache_root, no_progress, sha256_files
+from jupyter_detllm.models.cache import (
+    Progress,
+    cache_root,
+    no_progress,
+    read_json,
+    sha256_files,
+    write_json,
+)
 from jupyter_detllm.models.resolve import snapshot_folder
 
 __all__ = ["FileDigest", "ModelDigests", "cached_digests", "model_digests"]
@@ -109,10 +114,7 @@ def _hash_files(paths: list[Path], progress: Progress) -> dict[Path, str]:
 
 
 def _load_cache(key: _FileKey) -> str | None:
-    try:
-        value = json.loads(key.entry.read_bytes())
-    except (OSError, ValueError):
-        return None
+    value = read_json(key.entry)
     if not isinstance(value, dict) or value.get("key") != asdict(key):
         return None
     digest = value.get("sha256")
@@ -122,15 +124,8 @@ def _load_cache(key: _FileKey) -> str | None:
 def _store_cache(key: _FileKey, digest: str) -> None:
     if time.time_ns() - max(key.mtime, key.ctime) < _SETTLED_NS:
         return
-    entry = key.entry
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=entry.parent, prefix=".", suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
-            json.dump({"key": asdict(key), "sha256": digest}, file)
-        os.replace(name, entry)
-    except OSError:  # a cache that cannot be written only costs time
-        return
+    with suppress(OSError):  # a cache that cannot be written only costs time
+        write_json(key.entry, {"key": asdict(key), "sha256": digest})
 
 
 _WEIGHT_KINDS = (("*.safetensors",), ("*.bin", "*.pt"), ("*.gguf",))
@@ -242,10 +237,7 @@ def _listed(hashes: Mapping[str, str]) -> Digest:
 
 
 def _tokenizer_config(folder: Path) -> dict[str, Json] | None:
-    try:
-        value = json.loads((folder / _CONFIG).read_bytes())
-    except (OSError, ValueError):
-        return None
+    value = read_json(folder / _CONFIG)
     return value if isinstance(value, dict) else None
 
 

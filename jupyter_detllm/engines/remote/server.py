@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -214,10 +214,10 @@ class ServerFacts:
 
     Attributes
     ----------
-    served
-        Model name for requests.
     identity
         Display name, and digests if the server reports them.
+    served
+        Model name for requests.
     max_model_len, vocabulary
         Limits in tokens and ids; None if unknown.
     method
@@ -232,8 +232,8 @@ class ServerFacts:
         Keys of `UNPROVEN`, sorted.
     """
 
-    served: str
     identity: ModelIdentity
+    served: str = ""
     max_model_len: int | None = None
     vocabulary: int | None = None
     method: str = OFF
@@ -255,22 +255,10 @@ def display_name(served: str) -> str:
     return printable(name.rsplit("/", 1)[-1] if is_path else name)[:200]
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """The record at `RECORD_PATH` of a server started by ``jupyter detllm serve``."""
+def read_record(data: object) -> ServerFacts | None:
+    """Read the record at `RECORD_PATH` of a server started by ``jupyter detllm serve``.
 
-    identity: ModelIdentity
-    method: str
-    fields: Mapping[str, FieldValue]
-    eos: tuple[int, ...]
-    defaults: Mapping[str, Any]
-    vocabulary: int | None
-
-
-def read_record(data: object) -> Record | None:
-    """Read a record; None if it is not one, since other servers may return anything.
-
-    Entries without a row in the FIELDS table, or of another type, are ignored.
+    None if it is not one, since other servers may return anything. Entries without a row in the FIELDS table, or of another type, are ignored.
     """
     if not isinstance(data, Mapping) or data.get("schema") != RECORD_SCHEMA:
         return None
@@ -278,13 +266,15 @@ def read_record(data: object) -> Record | None:
     if not isinstance(model, Mapping) or not isinstance(model.get("name"), str):
         return None
     method, vocabulary = data.get("method"), data.get("vocabulary")
-    return Record(
+    named = isinstance(method, str) and re.fullmatch(r"[a-z0-9-]{1,40}", method)
+    return ServerFacts(
         ModelIdentity(display_name(model["name"]), *(_digest(model.get(p)) for p in _PARTS)),
-        method if isinstance(method, str) and re.fullmatch(r"[a-z0-9-]{1,40}", method) else OFF,
-        _told(data.get("fields")),
-        _ids(data.get("eos")),
-        _defaults(data.get("defaults")),
-        vocabulary if type(vocabulary) is int and 0 < vocabulary < 1 << 31 else None,
+        vocabulary=vocabulary if type(vocabulary) is int and 0 < vocabulary < 1 << 31 else None,
+        method=str(method) if named else OFF,
+        fields=_reported(data.get("fields")),
+        eos=_ids(data.get("eos")),
+        defaults=_defaults(data.get("defaults")),
+        unproven=("batch", "word"),
     )
 
 
@@ -295,10 +285,10 @@ def _digest(value: object) -> Digest | None:
         return None
 
 
-def _told(data: object) -> dict[str, FieldValue]:
+def _reported(data: object) -> dict[str, FieldValue]:
     out: dict[str, FieldValue] = {}
     for name, value in list(data.items())[:MAX_FIELDS] if isinstance(data, Mapping) else ():
-        if not isinstance(name, str) or not _is_told(name):
+        if not isinstance(name, str) or not _is_reported(name):
             continue
         if isinstance(value, str):
             out[name] = value[: 4 * MAX_VALUE_CHARS]
@@ -307,7 +297,7 @@ def _told(data: object) -> dict[str, FieldValue]:
     return out
 
 
-def _is_told(name: str) -> bool:
+def _is_reported(name: str) -> bool:
     if not _NAME.fullmatch(name) or name in _OURS or spec_of(name) is None:
         return False
     return name.startswith(_GROUPS) or name in _OF_MODEL
@@ -353,15 +343,13 @@ def configured_fields(info: object) -> tuple[dict[str, FieldValue], str]:
     if not isinstance(info, Mapping) or not isinstance(config, Mapping):
         return {}, OFF
     view = SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=_View(config)))
-    fields = _told({name: _read(name, view) for name in _CONFIGURED})
+    fields = _reported({name: _read(name, view) for name in _CONFIGURED})
     env = info.get("vllm_env")
     flag = env.get("VLLM_BATCH_INVARIANT") if isinstance(env, Mapping) else None
     return fields, "vllm-flag" if flag in (True, 1, "1") else OFF
 
 
 _TOKENIZE = "/tokenize"
-_ALWAYS = ("batch",)
-_PLAIN = ("configuration", "controls", "machine", "model")
 
 
 async def connect(server: Connection, wanted: str, report: Callable[[str], None]) -> ServerFacts:
@@ -394,48 +382,25 @@ async def connect(server: Connection, wanted: str, report: Callable[[str], None]
     report("asking for one token")
     fingerprint = await _one_token(server, card["id"])
     length = card.get("max_model_len")
-    common = {
-        "served": card["id"],
-        "max_model_len": length if type(length) is int and length > 0 else None,
-    }
-    if record is not None:
-        return _of_record(record, **common)
-    report("asking for its configuration")
-    info = await server.get("/server_info?config_format=json", optional=True)
-    return _of_any(configured_fields(info), version["version"], fingerprint, **common)
+    facts = record
+    if facts is None:
+        report("asking for its configuration")
+        info = await server.get("/server_info?config_format=json", optional=True)
+        facts = _without_record(card["id"], *configured_fields(info), version["version"])
+        facts = replace(facts, server=fingerprint)
+    known = length if type(length) is int and length > 0 else None
+    return replace(facts, served=card["id"], max_model_len=known)
 
 
-def _of_any(
-    configured: tuple[dict[str, FieldValue], str],
-    version: str,
-    fingerprint: str | None,
-    served: str,
-    max_model_len: int | None,
+def _without_record(
+    served: str, fields: Mapping[str, FieldValue], method: str, version: str
 ) -> ServerFacts:
-    fields, method = configured
-    unproven = {*_ALWAYS, *_PLAIN} - ({"configuration"} if fields else set())
+    reported = ({"configuration"} if fields else set()) | ({"word"} if method == OFF else set())
     return ServerFacts(
-        served=served,
-        identity=ModelIdentity(display_name(served)),
-        max_model_len=max_model_len,
+        ModelIdentity(display_name(served)),
         method=method,
         fields={**fields, "software.vllm": version[:100]},
-        server=fingerprint,
-        unproven=tuple(sorted(unproven | (set() if method == OFF else {"word"}))),
-    )
-
-
-def _of_record(record: Record, served: str, max_model_len: int | None) -> ServerFacts:
-    return ServerFacts(
-        served=served,
-        identity=record.identity,
-        max_model_len=max_model_len,
-        vocabulary=record.vocabulary,
-        method=record.method,
-        fields=record.fields,
-        eos=record.eos,
-        defaults=record.defaults,
-        unproven=(*_ALWAYS, "word"),
+        unproven=tuple(sorted(UNPROVEN.keys() - reported)),
     )
 
 

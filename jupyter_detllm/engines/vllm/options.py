@@ -17,6 +17,7 @@ from jupyter_detllm.core.options import option_name
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.errors import UsageError, nearest
 from jupyter_detllm.models.adapter import ADAPTER_OPTION, Adapter, read_adapter
+from jupyter_detllm.models.cache import read_json
 
 __all__ = [
     "ModelSize",
@@ -297,10 +298,7 @@ def _round_up(size: int, unit: int = 1 << 26) -> int:
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """Return the config.json of a local model; empty if there is none."""
-    try:
-        value = json.loads((Path(folder) / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
+    value = read_json(Path(folder) / "config.json")
     return value if isinstance(value, dict) else {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from jupyter_detllm.invariance.cpu_kernels import (
     measure_group,
     tile_tokens,
 )
+from jupyter_detllm.models.cache import write_json
 from jupyter_detllm.probes.platform import Platform
 
 EPYC = Host(Platform.CPU, vllm="0.32.0", cpu_flags=frozenset({"avx2", "avx512f", "avx512_bf16"}))
@@ -474,7 +475,7 @@ def test_a_remembered_group_is_read_back_and_a_damaged_one_is_measured_again(
 ) -> None:
     entry = tmp_path / "a" / "group.json"
     assert cpu._remembered(entry) is None
-    cpu._remember(entry, RowGroup(4, 2, 64, 2, 512))
+    write_json(entry, asdict(RowGroup(4, 2, 64, 2, 512)))
     assert cpu._remembered(entry) == RowGroup(4, 2, 64, 2, 512)
     for damaged in ("", "[]", '{"least": 0}', '{"step": 0}', '{"most": 8}', '{"x": 1}'):
         entry.write_text(damaged)
