@@ -19,15 +19,15 @@ __all__ = [
     "RANK_VARIABLES",
     "RECORDED",
     "EnvControl",
-    "Event",
     "Modifier",
     "NoEffect",
+    "ProcessEvent",
     "RecordedVariable",
     "control_named",
 ]
 
 
-class Event(StrEnum):
+class ProcessEvent(StrEnum):
     """The event that a control must precede, in order of occurrence."""
 
     INTERPRETER_START = "Python starts"
@@ -76,7 +76,7 @@ class EnvControl:
     levels: frozenset[Level]
     platform: Platform | None
     engines: tuple[str, ...]
-    precedes: Event
+    precedes: ProcessEvent
     why: str
     evidence: str
     modifiers: frozenset[Modifier] = frozenset()
@@ -115,7 +115,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         _ALL,
         None,
         ("any",),
-        Event.INTERPRETER_START,
+        ProcessEvent.INTERPRETER_START,
         "Hashes of text, and so the order of sets, are the same in every process.",
         "Measured on CPU: no effect on generated tokens or logprobs.",
     ),
@@ -125,7 +125,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         _ALL,
         Platform.CPU,
         ("any",),
-        Event.TORCH_IMPORT,
+        ProcessEvent.TORCH_IMPORT,
         "CPU attention splits its KV range by thread count, which changes rounding; the "
         "number of threads in use is pinned.",
         "Measured on CPU: 1 against 2 threads changed 1 of 12 greedy texts.",
@@ -137,7 +137,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         _ALL,
         Platform.CPU,
         _SERVED,
-        Event.VLLM_IMPORT,
+        ProcessEvent.VLLM_IMPORT,
         "The one function vLLM compiles for logprobs runs uncompiled: no dependence on a compile "
         "cache, no C++ compiler needed, 12 s saved. Your own torch.compile is off as well.",
         "Measured on CPU: results bitwise equal. Source: torch reads it at every torch.compile.",
@@ -149,7 +149,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         _ALL,
         None,
         _VLLM,
-        Event.ENGINE_START,
+        ProcessEvent.ENGINE_START,
         "In its own process the engine schedules requests as they arrive, so the batch depends "
         "on timing, and interrupting the cell kills the engine.",
         "Measured on CPU: with it on, the same batch twice gave 11 of 12 equal logprobs.",
@@ -160,7 +160,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         _INVARIANT,
         Platform.CPU,
         _SERVED,
-        Event.ENGINE_START,
+        ProcessEvent.ENGINE_START,
         "Splitting the KV range over idle threads makes results depend on the batch size.",
         "Measured on CPU: with it off, any batch composition gave 12 of 12 equal logprobs.",
     ),
@@ -170,7 +170,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         _INVARIANT,
         Platform.CUDA,
         _SERVED,
-        Event.VLLM_IMPORT,
+        ProcessEvent.VLLM_IMPORT,
         "vLLM replaces the kernels whose results depend on the batch size.",
         "Measured on an H200 with TRITON_ATTN: no difference in any batch composition.",
         elsewhere="on CPU it makes vLLM fail at the first generation: unset it",
@@ -181,7 +181,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         _REPEATABLE,
         Platform.CUDA,
         _SERVED,
-        Event.ENGINE_START,
+        ProcessEvent.ENGINE_START,
         "FlashInfer's sampler draws differently from the seeded one.",
         "Reported: vLLM issue 51187.",
     ),
@@ -191,7 +191,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         _REPEATABLE,
         Platform.CUDA,
         ("any",),
-        Event.CUDA_START,
+        ProcessEvent.CUDA_START,
         "With a fixed workspace cuBLAS sums in the same order on every stream.",
         "PyTorch's notes on randomness; vLLM's own invariant mode replaces the value.",
         modifiers=frozenset({Modifier.TORCH_DETERMINISTIC}),
@@ -202,7 +202,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         _NONE,
         Platform.CUDA,
         ("any",),
-        Event.CUDA_START,
+        ProcessEvent.CUDA_START,
         "Kernels run one after the other: slow, and only useful for locating an error.",
         "Source: nothing in vLLM reads it.",
         modifiers=frozenset({Modifier.LAUNCH_BLOCKING}),
@@ -213,7 +213,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         _NONE,
         Platform.CUDA,
         ("any",),
-        Event.CUDA_START,
+        ProcessEvent.CUDA_START,
         "cuBLAS never rounds float32 operands to TF32.",
         "Source: vLLM's default precision does not use TF32; bf16 and fp16 are not affected.",
         modifiers=frozenset({Modifier.NO_TF32}),
@@ -224,7 +224,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         _ALL,
         Platform.CUDA,
         _SERVED,
-        Event.RANKS_START,
+        ProcessEvent.RANKS_START,
         "The GPUs add the ranks' parts, not the NVLink switch (multicast), which only some "
         "machines have and which NCCL uses depending on the message size.",
         "Source: NCCL's documentation; vLLM's own invariant mode sets it too.",
@@ -237,7 +237,7 @@ ENV_CONTROLS: tuple[EnvControl, ...] = (
         _ALL,
         Platform.CUDA,
         _SERVED,
-        Event.RANKS_START,
+        ProcessEvent.RANKS_START,
         "vLLM sums through symmetric memory if the NVLink switch supports multicast, and in "
         "another way elsewhere.",
         "Source: vLLM's symm_mem.py; its own invariant mode sets it too.",

@@ -15,8 +15,8 @@ from jupyter_detllm.controls.environ import (
     NO_EFFECT,
     RECORDED,
     EnvControl,
-    Event,
     Modifier,
+    ProcessEvent,
     control_named,
 )
 from jupyter_detllm.controls.ledger import (
@@ -209,7 +209,7 @@ def _too_late_to_set(control: EnvControl, requested: str, process: ProcessView) 
             name, ControlState.USER, requested, _shown(current), "set by you", by_user=True
         )
     way_out = _RESTART
-    if control.precedes is Event.INTERPRETER_START:
+    if control.precedes is ProcessEvent.INTERPRETER_START:
         way_out = _BEFORE_PYTHON
     reason = f"must be set before {control.precedes}: {way_out}"
     return ControlEntry(

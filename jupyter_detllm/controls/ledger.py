@@ -12,7 +12,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from jupyter_detllm.controls.environ import KNOWN_VARIABLES, EnvControl, Event, NoEffect
+from jupyter_detllm.controls.environ import KNOWN_VARIABLES, EnvControl, NoEffect, ProcessEvent
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import MAX_SEED
 from jupyter_detllm.core.levels import Level
@@ -43,7 +43,7 @@ MARKER = "JUPYTER_DETLLM_SET"
 
 def observed_events(
     modules: Mapping[str, object] | None = None, *, engine_started: bool = False
-) -> frozenset[Event]:
+) -> frozenset[ProcessEvent]:
     """Return the events that have happened, without importing anything.
 
     Parameters
@@ -55,18 +55,18 @@ def observed_events(
         detected through vLLM's cache of its variables.
     """
     modules = sys.modules if modules is None else modules
-    events = {Event.INTERPRETER_START}
+    events = {ProcessEvent.INTERPRETER_START}
     if modules.get("torch") is not None:
-        events.add(Event.TORCH_IMPORT)
+        events.add(ProcessEvent.TORCH_IMPORT)
         if _cuda_started(modules):
-            events.add(Event.CUDA_START)
+            events.add(ProcessEvent.CUDA_START)
     if modules.get("vllm") is not None:
-        events |= {Event.VLLM_IMPORT, Event.TORCH_IMPORT}
+        events |= {ProcessEvent.VLLM_IMPORT, ProcessEvent.TORCH_IMPORT}
     if engine_started:
         # Ranks are processes: those of the next engine read the variables again.
-        events |= {Event.VLLM_IMPORT, Event.TORCH_IMPORT, Event.RANKS_START}
+        events |= {ProcessEvent.VLLM_IMPORT, ProcessEvent.TORCH_IMPORT, ProcessEvent.RANKS_START}
     if engine_started or _frozen_vllm_envs(modules) is not None:
-        events.add(Event.ENGINE_START)
+        events.add(ProcessEvent.ENGINE_START)
     return frozenset(events)
 
 
@@ -101,7 +101,7 @@ class ProcessView:
     environ: MutableMapping[str, str]
     initial: Mapping[str, str] | None
     modules: Mapping[str, object]
-    events: frozenset[Event]
+    events: frozenset[ProcessEvent]
 
     def ours(self) -> dict[str, str]:
         """Return the values set earlier here or by a kernelspec of this package."""
@@ -257,7 +257,7 @@ class ControlReport:
 
     level: Level
     platform: Platform
-    events: frozenset[Event]
+    events: frozenset[ProcessEvent]
     entries: tuple[ControlEntry, ...]
     no_effect: tuple[NoEffect, ...] = ()
 

@@ -33,10 +33,10 @@ __all__ = [
     "PLAN_VERSION",
     "Ask",
     "Composition",
+    "CompositionRow",
     "Form",
     "Question",
     "Room",
-    "Row",
     "SelfTest",
     "TestPlan",
     "check_kernels",
@@ -470,7 +470,7 @@ _Results = dict[_Key, Generation]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CompositionRow:
     """The result of one composition.
 
     Attributes
@@ -528,7 +528,7 @@ class SelfTest:
 
     method: str
     form: Form
-    rows: tuple[Row, ...]
+    rows: tuple[CompositionRow, ...]
     evidence: bool = True
     cached: bool = False
     kernels: tuple[KernelRow, ...] = ()
@@ -671,7 +671,7 @@ def run_test(
     if seconds and method != "off" and isinstance(engine, KernelChecked):
         say(f"self-test ({method}): kernels")
         kernels = check_kernels(engine, room, seconds)
-    rows: tuple[Row, ...] = ()
+    rows: tuple[CompositionRow, ...] = ()
     shown = Reach(0, 0)
     if kernels is None or kernels.held or not stop_early:
         bench = _bench(engine, plan)
@@ -757,7 +757,9 @@ class _Bench:
     fillers: list[GenerationRequest]
     labels: tuple[str, ...]
 
-    def rows(self, plan: TestPlan, say: Callable[[str], None], stop_early: bool) -> tuple[Row, ...]:
+    def rows(
+        self, plan: TestPlan, say: Callable[[str], None], stop_early: bool
+    ) -> tuple[CompositionRow, ...]:
         """Run every composition and compare it with the completions alone."""
         first = []
         for composition in plan.first:
@@ -805,7 +807,7 @@ class _Bench:
 
     def row(
         self, composition: Composition, found: _Results, stats: RunStats, alone: _Results
-    ) -> Row:
+    ) -> CompositionRow:
         """Compare a composition's results with the completions alone."""
         pairs = [
             (key, compare_generations(self.questions[key[0]], alone[key], found[key]))
@@ -815,7 +817,7 @@ class _Bench:
             raise RequestError(f"the composition {composition.name!r} compares nothing")
         reached = not composition.needs or getattr(stats, composition.needs) > 0
         different = [item for item in pairs if not _bitwise(item[1])]
-        return Row(
+        return CompositionRow(
             composition.name,
             len(pairs),
             sum(pair.tokens_equal for _, pair in pairs),

@@ -198,7 +198,7 @@ def _check_engine(llm: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _LinearShape:
     """A linear layer's product: rows of `width` values to rows of `columns`."""
 
     width: int
@@ -214,7 +214,7 @@ def _linear_layers(model: Any) -> list[tuple[str, Any]]:
     return [(name, module) for name, module in model.named_modules() if _HOOK in vars(module)]
 
 
-def _shape_of(module: Any, dtype: Any) -> _Shape:
+def _shape_of(module: Any, dtype: Any) -> _LinearShape:
     """Return a layer's shape, even if its weight was packed."""
     if hasattr(module, "input_size_per_partition"):
         width, columns = module.input_size_per_partition, module.output_size_per_partition
@@ -223,7 +223,9 @@ def _shape_of(module: Any, dtype: Any) -> _Shape:
     else:  # the logits: vLLM's VocabParallelEmbedding
         width, columns = module.embedding_dim, module.num_embeddings_per_partition
     bias = getattr(module, "bias", None)
-    return _Shape(int(width), int(columns), dtype, bias is not None and not isinstance(bias, bool))
+    return _LinearShape(
+        int(width), int(columns), dtype, bias is not None and not isinstance(bias, bool)
+    )
 
 
 def _caller(module: Any, linear: Any) -> Callable[[Any], Any]:
@@ -249,7 +251,7 @@ def _hold_rows(model: Any) -> str:
         return why
     layers = _linear_layers(model)
     dtype = _dtype_of(model)
-    groups: dict[_Shape, RowGroup] = {}
+    groups: dict[_LinearShape, RowGroup] = {}
     for name, module in layers:
         shape = _shape_of(module, dtype)
         if shape not in groups:
@@ -326,7 +328,7 @@ def _uncovered(module: Any) -> str:
     return f"({kind.__name__}) does not call {_HOOK}" if weights else ""
 
 
-def _group_of(shape: _Shape, call: Callable[[Any], Any]) -> RowGroup | None:
+def _group_of(shape: _LinearShape, call: Callable[[Any], Any]) -> RowGroup | None:
     """Return the row counts of a product, measured once per machine."""
     entry = cache_root() / "row-groups" / f"{_key_of(shape)}.json"
     known = _remembered(entry)
@@ -339,7 +341,7 @@ def _group_of(shape: _Shape, call: Callable[[Any], Any]) -> RowGroup | None:
     return group
 
 
-def _key_of(shape: _Shape) -> str:
+def _key_of(shape: _LinearShape) -> str:
     """Return a digest of everything that the choice of a kernel depends on."""
     import os
 
@@ -370,7 +372,7 @@ def _check_rows(model: Any, *, most: int, logits: int, until: float) -> list[tup
     A step computes logits for at most `logits` rows, one per sequence, and all else for `most`.
     """
     dtype = _dtype_of(model)
-    shapes: dict[_Shape, Any] = {}
+    shapes: dict[_LinearShape, Any] = {}
     for _, module in _linear_layers(model):
         shapes.setdefault(_shape_of(module, dtype), module)
     found = []

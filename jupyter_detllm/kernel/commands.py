@@ -589,10 +589,10 @@ def bisect_saved(shell: Any, arguments: Namespace, say: Callable[[str], None]) -
 
 
 def _refuse_on_gpu() -> None:
-    from jupyter_detllm.controls.environ import Event
+    from jupyter_detllm.controls.environ import ProcessEvent
     from jupyter_detllm.controls.guard import observed_events
 
-    if Event.CUDA_START in observed_events(sys.modules):
+    if ProcessEvent.CUDA_START in observed_events(sys.modules):
         raise UsageError(
             "this kernel holds GPU memory, which the runs need",
             expected="a bisection outside of it",

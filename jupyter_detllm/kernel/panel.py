@@ -20,7 +20,7 @@ from jupyter_detllm.render.metrics import kernel_line, plot_of, warnings
 from jupyter_detllm.render.visible import clip, visible, width
 
 if TYPE_CHECKING:
-    from jupyter_detllm.engines.selftest import Row
+    from jupyter_detllm.engines.selftest import CompositionRow
     from jupyter_detllm.invariance.base import KernelRow
     from jupyter_detllm.kernel.session import Session
     from jupyter_detllm.kernel.stamping import StampRecord
@@ -150,7 +150,7 @@ def _kernel(row: KernelRow) -> str:
     return f"{row.name}: {row.bitwise} of {row.compared} equal{difference}"
 
 
-def _composition(row: Row) -> str:
+def _composition(row: CompositionRow) -> str:
     difference = f"; {row.first}" if row.first else ""
     return f"{row.composition}: {row.bitwise} of {row.completions} equal{difference}"
 

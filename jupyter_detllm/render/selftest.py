@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from jupyter_detllm.engines.selftest import Row, SelfTest
+from jupyter_detllm.engines.selftest import CompositionRow, SelfTest
 from jupyter_detllm.invariance.base import KernelRow
 from jupyter_detllm.render.visible import aligned, visible
 from jupyter_detllm.verify.probing import Probing
@@ -34,7 +34,7 @@ def _kernel(row: KernelRow) -> tuple[str, ...]:
     return (visible(row.name), f"{row.bitwise}/{row.compared}", visible(first))
 
 
-def _row(row: Row) -> tuple[str, str, str, str]:
+def _row(row: CompositionRow) -> tuple[str, str, str, str]:
     first = row.first or ("-" if row.reached else "not reached: it did not happen")
     return (
         visible(row.composition),

@@ -10,9 +10,9 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import VLLM, Engine, EngineSpec, Invariant, engine_of
 from jupyter_detllm.engines.level_proof import forget, key_of, remember, room_in
 from jupyter_detllm.engines.selftest import (
+    CompositionRow,
     Form,
     Room,
-    Row,
     SelfTest,
     plan_preemption,
     plan_test,
@@ -114,7 +114,7 @@ def probe_model(
         notes.append("preemption: not tried")
     elif tests[-1].method != "sequential":
         found = _preempted(name, spec, block if isinstance(block, int) else 16, progress)
-        if isinstance(found, Row):
+        if isinstance(found, CompositionRow):
             tests[-1] = _with_row(tests[-1], found)
             if not found.held:
                 forget(key)
@@ -123,7 +123,7 @@ def probe_model(
     return Probing(model, level, tuple(tests), tuple(notes))
 
 
-def _with_row(test: SelfTest, row: Row) -> SelfTest:
+def _with_row(test: SelfTest, row: CompositionRow) -> SelfTest:
     whole = replace(test, rows=(*test.rows, row))
     return whole if whole.held else replace(whole, reach=None)
 
@@ -133,7 +133,9 @@ def _next_method(running: RunningEngine) -> bool:
     return isinstance(engine, Invariant) and bool(engine.fall_back())
 
 
-def _preempted(name: str, spec: EngineSpec, block: int, progress: Report | None) -> Row | str:
+def _preempted(
+    name: str, spec: EngineSpec, block: int, progress: Report | None
+) -> CompositionRow | str:
     """Return what an engine with few KV blocks shows, or why it could not be asked."""
     few = preemption_options(block)
     options: dict[str, FieldValue] = {**spec.options, **few}

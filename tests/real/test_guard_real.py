@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 CODE = """
 import json, os
 import vllm
-from jupyter_detllm.controls.environ import Event
+from jupyter_detllm.controls.environ import ProcessEvent
 from jupyter_detllm.controls.guard import apply, observed_events
 from jupyter_detllm.core.levels import Level
 out = {"events": sorted(event.name for event in observed_events())}
@@ -27,11 +27,11 @@ out["read"] = vllm.envs.VLLM_ENABLE_V1_MULTIPROCESSING
 # What an engine does when it has started.
 vllm.envs.enable_envs_cache()
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-out["engine"] = Event.ENGINE_START in observed_events()
+out["engine"] = ProcessEvent.ENGINE_START in observed_events()
 report = apply(Level.REPEATABLE)
 out["frozen"] = report.entry("VLLM_ENABLE_V1_MULTIPROCESSING").effective
 vllm.envs.disable_envs_cache()
-out["shut_down"] = Event.ENGINE_START in observed_events()
+out["shut_down"] = ProcessEvent.ENGINE_START in observed_events()
 print("\\n" + json.dumps(out))
 """
 

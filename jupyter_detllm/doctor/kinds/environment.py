@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from jupyter_detllm.controls.environ import ENV_CONTROLS, Event
+from jupyter_detllm.controls.environ import ENV_CONTROLS, ProcessEvent
 from jupyter_detllm.controls.ledger import ControlState
 from jupyter_detllm.doctor.code import OPAQUE, Code, Place
 from jupyter_detllm.doctor.options import uses_detllm, words
@@ -29,10 +29,10 @@ __all__ = [
 
 _INSTALL_KERNEL = "jupyter detllm kernel install"
 _HEAVY_MODULES = {
-    Event.TORCH_IMPORT: ("torch", "vllm", "transformers"),
-    Event.CUDA_START: ("vllm",),
-    Event.VLLM_IMPORT: ("vllm",),
-    Event.ENGINE_START: ("vllm",),
+    ProcessEvent.TORCH_IMPORT: ("torch", "vllm", "transformers"),
+    ProcessEvent.CUDA_START: ("vllm",),
+    ProcessEvent.VLLM_IMPORT: ("vllm",),
+    ProcessEvent.ENGINE_START: ("vllm",),
 }
 
 
@@ -74,7 +74,7 @@ def _late_in_code(code: Code) -> list[Finding]:
         if control is None:
             continue
         first = code.first_import(*_HEAVY_MODULES.get(control.precedes, ()))
-        if control.precedes is Event.INTERPRETER_START:
+        if control.precedes is ProcessEvent.INTERPRETER_START:
             evidence = f"{name} is set in a cell, but only read when Python starts"
             found.append(Finding(Severity.WRONG, evidence, _INSTALL_KERNEL, str(place)))
         elif first is not None and first < place:

@@ -8,8 +8,8 @@ from jupyter_detllm.controls.environ import (
     ENV_CONTROLS,
     NO_EFFECT,
     RECORDED,
-    Event,
     Modifier,
+    ProcessEvent,
     control_named,
 )
 from jupyter_detllm.core.levels import Level
@@ -87,7 +87,7 @@ def test_controls_of_vllm_are_not_read_by_another_engine() -> None:
 
 
 def test_events_are_listed_in_the_order_they_happen() -> None:
-    assert [event.name for event in Event] == [
+    assert [event.name for event in ProcessEvent] == [
         "INTERPRETER_START",
         "TORCH_IMPORT",
         "CUDA_START",

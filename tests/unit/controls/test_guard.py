@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_detllm.controls.environ import Event, Modifier, control_named
+from jupyter_detllm.controls.environ import Modifier, ProcessEvent, control_named
 from jupyter_detllm.controls.guard import (
     apply,
     child_environment,
@@ -79,27 +79,30 @@ def state_of(report: ControlReport, name: str) -> ControlState:
 
 
 def test_events_of_a_bare_interpreter() -> None:
-    assert observed_events({}) == {Event.INTERPRETER_START}
+    assert observed_events({}) == {ProcessEvent.INTERPRETER_START}
 
 
 def test_torch_without_and_with_cuda_started() -> None:
-    assert observed_events(fake_torch()) == {Event.INTERPRETER_START, Event.TORCH_IMPORT}
-    assert Event.CUDA_START in observed_events(fake_torch(cuda=True))
+    assert observed_events(fake_torch()) == {
+        ProcessEvent.INTERPRETER_START,
+        ProcessEvent.TORCH_IMPORT,
+    }
+    assert ProcessEvent.CUDA_START in observed_events(fake_torch(cuda=True))
 
 
 def test_a_blocked_import_is_no_import() -> None:
-    assert observed_events({"torch": None, "vllm": None}) == {Event.INTERPRETER_START}
+    assert observed_events({"torch": None, "vllm": None}) == {ProcessEvent.INTERPRETER_START}
 
 
 def test_half_imported_torch_is_not_asked_for_cuda() -> None:
-    assert Event.CUDA_START not in observed_events({"torch": SimpleNamespace()})
+    assert ProcessEvent.CUDA_START not in observed_events({"torch": SimpleNamespace()})
 
 
 def test_an_engine_of_ours_or_of_the_users() -> None:
-    assert Event.ENGINE_START in observed_events({}, engine_started=True)
-    assert Event.ENGINE_START not in observed_events(fake_vllm(frozen=False))
+    assert ProcessEvent.ENGINE_START in observed_events({}, engine_started=True)
+    assert ProcessEvent.ENGINE_START not in observed_events(fake_vllm(frozen=False))
     # vLLM freezes its variables when an engine has started, whoever started it.
-    assert Event.ENGINE_START in observed_events(fake_vllm(frozen=True))
+    assert ProcessEvent.ENGINE_START in observed_events(fake_vllm(frozen=True))
 
 
 # -- in time -------------------------------------------------------------------
@@ -374,7 +377,7 @@ def test_ranks_of_a_second_engine_read_what_the_first_never_did() -> None:
             frozen=True, VLLM_ENABLE_V1_MULTIPROCESSING=False, VLLM_ALLREDUCE_USE_SYMM_MEM=True
         ),
     )
-    assert Event.ENGINE_START in report.events, "an engine that has been shut down"
+    assert ProcessEvent.ENGINE_START in report.events, "an engine that has been shut down"
     assert environ["NCCL_NVLS_ENABLE"] == "0"
     running = of_ranks({}, 2, engine_started=True)
     assert state_of(running, "NCCL_NVLS_ENABLE") is ControlState.LATE

@@ -22,7 +22,15 @@ from jupyter_detllm.engines.base import Engine, EngineSpec, Invariant
 from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.engines.fake.model import BREAKS
 from jupyter_detllm.engines.level_proof import key_of, recall, remember
-from jupyter_detllm.engines.selftest import Form, Room, Row, SelfTest, plan_test, room_of, run_test
+from jupyter_detllm.engines.selftest import (
+    CompositionRow,
+    Form,
+    Room,
+    SelfTest,
+    plan_test,
+    room_of,
+    run_test,
+)
 from jupyter_detllm.engines.start import Modifiers, environment_fingerprint, start
 from jupyter_detllm.errors import EngineError, InvarianceError, UsageError
 from jupyter_detllm.invariance.base import KernelRow
@@ -211,10 +219,10 @@ def test_a_method_that_is_switched_off_shows_beside_a_remembered_pass() -> None:
 def test_only_what_held_is_remembered_and_a_spoilt_file_is_none() -> None:
     engine = started()
     key = key_of(environment_fingerprint(None, engine), engine.model(), "x", Form.SHORT)
-    remember(key, SelfTest("x", Form.SHORT, (Row("together", 2, 2, 1),)))
+    remember(key, SelfTest("x", Form.SHORT, (CompositionRow("together", 2, 2, 1),)))
     assert recall(key) is None
     kernels = (KernelRow("attention", 3, 3),)
-    row = Row("together", 2, 2, 2)
+    row = CompositionRow("together", 2, 2, 2)
     held = SelfTest("x", Form.SHORT, (row,), kernels=kernels, reach=Reach(4, 5))
     remember(key, held)
     assert recall(key) == replace(held, cached=True)

@@ -20,9 +20,9 @@ from jupyter_detllm.engines.base import EngineSpec, GenerationResult, KernelChec
 from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.engines.level_proof import key_of
 from jupyter_detllm.engines.selftest import (
+    CompositionRow,
     Form,
     Room,
-    Row,
     SelfTest,
     check_kernels,
     plan_preemption,
@@ -93,11 +93,13 @@ def test_nothing_tried_does_not_hold() -> None:
 
 
 def test_nothing_compared_does_not_hold() -> None:
-    assert not Row("together", 0, 0, 0).held
+    assert not CompositionRow("together", 0, 0, 0).held
     assert not KernelRow("attention", 0, 0).held
-    assert Row("together", 1, 1, 1).held
+    assert CompositionRow("together", 1, 1, 1).held
     assert KernelRow("attention", 1, 1).held
-    test = SelfTest("m", Form.SHORT, (Row("alone", 1, 1, 1), Row("together", 0, 0, 0)))
+    test = SelfTest(
+        "m", Form.SHORT, (CompositionRow("alone", 1, 1, 1), CompositionRow("together", 0, 0, 0))
+    )
     assert not test.held
     assert test.first == "together: nothing was compared"
 
@@ -302,14 +304,14 @@ def test_a_probe_that_does_not_hold_leaves_the_engine_what_was_shown() -> None:
 
 
 def test_preemption_that_changes_results_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Row("preempted", 8, 8, 8)
+    row = CompositionRow("preempted", 8, 8, 8)
     monkeypatch.setattr(probing, "VLLM", "fake")
     monkeypatch.setattr(probing, "_preempted", lambda *args: row)
     held = probing.probe_model("fake", Level.INVARIANT, {}).tests[-1]
     assert (held.held, held.rows[-1]) == (True, row)
     assert held.reach is not None
     assert proven().self_test.form is Form.LONG
-    row = Row("preempted", 8, 8, 7, "prompt 1: logprob off by 1")
+    row = CompositionRow("preempted", 8, 8, 7, "prompt 1: logprob off by 1")
     test = probing.probe_model("fake", Level.INVARIANT, {}).tests[-1]
     assert not test.held
     assert test.reach is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_detllm.cli import main
-from jupyter_detllm.controls.environ import ENV_CONTROLS, Event
+from jupyter_detllm.controls.environ import ENV_CONTROLS, ProcessEvent
 from jupyter_detllm.controls.guard import apply
 from jupyter_detllm.controls.ledger import KERNEL_VARIABLE, KernelMark, kernel_mark
 from jupyter_detllm.core.generation import MAX_SEED
@@ -53,7 +53,7 @@ def test_nothing_is_late_in_a_process_that_starts_with_it(level: Level) -> None:
     late = set(report.late) - {"PYTHONHASHSEED"}
     assert (late, report.user_set) == (set(), ())
     assert environ["PYTHONHASHSEED"] == "0"
-    assert any(c.precedes is Event.INTERPRETER_START for c in ENV_CONTROLS)
+    assert any(c.precedes is ProcessEvent.INTERPRETER_START for c in ENV_CONTROLS)
 
 
 def test_install_list_and_remove(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from jupyter_detllm.core.fields import Group
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.engines.selftest import Form, Row, SelfTest
+from jupyter_detllm.engines.selftest import CompositionRow, Form, SelfTest
 from jupyter_detllm.invariance.base import KernelRow
 from jupyter_detllm.kernel import panel_widget as panels
 from jupyter_detllm.kernel.live import RECORDED
@@ -90,7 +90,10 @@ def test_self_test_results_stand_line_by_line(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert content_of(session).self_test == ()
-    rows = (Row("alone", 4, 4, 4), Row("<b>other\x1b", 4, 3, 2, first="token 3 of a"))
+    rows = (
+        CompositionRow("alone", 4, 4, 4),
+        CompositionRow("<b>other\x1b", 4, 3, 2, first="token 3 of a"),
+    )
     test = SelfTest("m", Form.SHORT, rows)
     monkeypatch.setattr(session.engine, "self_test", test, raising=False)
     content = content_of(session)
