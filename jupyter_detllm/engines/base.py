@@ -49,13 +49,13 @@ __all__ = [
     "Timings",
     "TokenScore",
     "bucket_of",
-    "engine_names",
     "engine_of",
     "load_engine",
     "named_engines",
     "reach_field",
     "reach_of",
     "seconds_of",
+    "unheard",
 ]
 
 RESOLUTION = 1.02
@@ -227,6 +227,10 @@ class Progress:
 ProgressCallback: TypeAlias = Callable[[Progress], None]
 
 
+def unheard(text: str) -> None:
+    """Take a line of progress where nobody wants to hear it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunStats:
     """Statistics of one run: never digested, never compared.
@@ -293,13 +297,32 @@ class Engine(Protocol):
     ) -> None: ...
 
     def resolve(self, prompt: Prompt, options: SamplingOptions) -> ResolvedPrompt:
-        """Apply chat template, tokenizer and defaults; refuse what cannot be run."""
+        """Apply chat template, tokenizer and defaults.
+
+        Options that are not set come from the model's own sampling defaults, as far as the
+        engine knows them, and then from this package: temperature 0, 128 new tokens.
+
+        Raises
+        ------
+        RequestError
+            For what cannot be run as asked.
+        """
         ...
 
     def generate(
         self, requests: Sequence[GenerationRequest], *, progress: ProgressCallback | None = None
     ) -> GenerationResult:
-        """Run one call: all prompts are enqueued before the first step."""
+        """Run one call: all prompts are enqueued before the first step.
+
+        Raises
+        ------
+        RequestError
+            For requests that cannot be run; none has run.
+        EngineError
+            If the engine fails. It is consistent afterwards, or says that it is not.
+        KeyboardInterrupt
+            As soon as the engine can stop.
+        """
         ...
 
     def fields(self) -> dict[str, FieldValue]:
@@ -433,6 +456,8 @@ class Scorer(Protocol):
         ------
         RequestError
             If prompt and tokens do not fit the engine.
+        EngineError
+            If the engine fails.
         """
         ...
 
@@ -453,14 +478,9 @@ def _registered() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
 
 
-def engine_names() -> tuple[str, ...]:
-    """Return the names and URL schemes under which engines are registered, sorted."""
-    return tuple(sorted(_registered()))
-
-
 def named_engines() -> tuple[str, ...]:
     """Return the engines that are used by their name alone, without a model or an address."""
-    return tuple(name for name in engine_names() if name not in _NEED_A_MODEL)
+    return tuple(name for name in sorted(_registered()) if name not in _NEED_A_MODEL)
 
 
 def engine_of(model: str) -> str:

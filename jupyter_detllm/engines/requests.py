@@ -45,8 +45,15 @@ def completions_of(requests: Sequence[GenerationRequest]) -> list[Completion]:
     ]
 
 
-def check_requests(requests: Sequence[GenerationRequest], max_model_len: int) -> None:
+def check_requests(
+    requests: Sequence[GenerationRequest],
+    max_model_len: int,
+    *,
+    longer: str = "%detllm use MODEL --max-model-len N",
+) -> None:
     """Refuse requests that cannot be run, before any of them runs.
+
+    `longer` is what gives the engine more room.
 
     Raises
     ------
@@ -63,7 +70,7 @@ def check_requests(requests: Sequence[GenerationRequest], max_model_len: int) ->
             raise RequestError(
                 f"{len(request.token_ids)} prompt tokens and {sampling.max_tokens} new ones "
                 f"do not fit into {max_model_len}",
-                fix="%detllm use MODEL --max-model-len N",
+                fix=longer,
             )
         if sampling.beam_width and len(request.seeds) > sampling.beam_width:
             raise RequestError(

@@ -25,7 +25,7 @@ from jupyter_detllm.core.generation import (
     build_requests,
 )
 from jupyter_detllm.core.levels import ONE_AT_A_TIME, Reach
-from jupyter_detllm.engines.base import Engine, KernelChecked, RunStats, SamplingOptions
+from jupyter_detllm.engines.base import Engine, KernelChecked, RunStats, SamplingOptions, unheard
 from jupyter_detllm.errors import InvarianceError, RequestError
 from jupyter_detllm.invariance.base import KernelCheck, KernelRow
 
@@ -499,10 +499,6 @@ class CompositionRow:
         """Whether there was a completion, and all were bitwise equal."""
         return 0 < self.completions == self.bitwise
 
-    def to_json(self) -> dict[str, Json]:
-        """Return the stored form."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
@@ -550,8 +546,8 @@ class SelfTest:
         where, what = failed[0]
         return f"{where}: {what or _NOTHING}"
 
-    def summary(self) -> str:
-        """Return one line, the same whether it is cached or not."""
+    def __str__(self) -> str:
+        """Return the line that stamps hold, the same whether it is cached or not."""
         reach = f"; reaches {self.reach}" if self.reach is not None else ""
         total = sum(row.completions for row in self.rows)
         equal = sum(row.bitwise for row in self.rows)
@@ -560,10 +556,6 @@ class SelfTest:
             f"{self.form} self-test: {equal} of {total} completions {what} "
             f"in {len(self.rows)} compositions{reach}"
         )
-
-    def __str__(self) -> str:
-        """Return the line that stamps hold."""
-        return self.summary()
 
     def to_json(self) -> dict[str, Json]:
         """Return the stored form, without whether it is cached."""
@@ -574,7 +566,7 @@ class SelfTest:
             "held": self.held,
             "reach": None if self.reach is None else asdict(self.reach),
             "kernels": [asdict(row) for row in self.kernels],
-            "rows": [row.to_json() for row in self.rows],
+            "rows": [asdict(row) for row in self.rows],
         }
 
 
@@ -665,7 +657,7 @@ def run_test(
         When the engine fails.
     """
     room = room or room_of(engine.fields())
-    say = progress or _silent
+    say = progress or unheard
     kernels: KernelCheck | None = None
     seconds = plan.form.seconds if kernel_seconds is None else kernel_seconds
     if seconds and method != "off" and isinstance(engine, KernelChecked):
@@ -684,10 +676,6 @@ def run_test(
     if not test.held:
         return test
     return replace(test, reach=_reach(method, room, kernels, shown))
-
-
-def _silent(text: str) -> None:
-    """Report to nobody."""
 
 
 def _reach(method: str, room: Room, kernels: KernelCheck | None, shown: Reach) -> Reach:

@@ -10,7 +10,6 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from jupyter_detllm.invariance._hopper_patch import METHOD, Patch
@@ -60,7 +59,9 @@ def _loaded(method: str, worker: Any) -> None:
     InvarianceError
         If the method is not active: the engine then does not start.
     """
-    llm = _as_llm(worker)
+    from jupyter_detllm.probes.ranks import as_llm
+
+    llm = as_llm(worker)
     if method:
         from jupyter_detllm.invariance import method_named
 
@@ -69,20 +70,6 @@ def _loaded(method: str, worker: Any) -> None:
         from jupyter_detllm.models.cache import write_json
 
         write_json(Path(os.environ[STATE_VARIABLE]) / WORKER_FILE, _facts(llm, method or "off"))
-
-
-def _as_llm(worker: Any) -> Any:
-    """Return a worker in the form in which methods and readers know an engine in process."""
-    core = SimpleNamespace(engine_core=worker)
-    engine = SimpleNamespace(
-        vllm_config=worker.vllm_config,
-        engine_core=core,
-        model_executor=SimpleNamespace(driver_worker=worker),
-    )
-    return SimpleNamespace(
-        llm_engine=engine,
-        apply_model=lambda change: [change(worker.get_model())],
-    )
 
 
 def _facts(llm: Any, method: str) -> dict[str, Any]:

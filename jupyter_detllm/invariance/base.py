@@ -34,6 +34,7 @@ __all__ = [
     "Reach",
     "model_facts",
     "prepared",
+    "set_back",
     "this_host",
 ]
 
@@ -351,11 +352,16 @@ def prepared(method: Method) -> Iterator[None]:
         with method.before_start():
             yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        set_back(before)
+
+
+def set_back(before: Mapping[str, str | None]) -> None:
+    """Set environment variables to values they had; None removes one."""
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def this_host(

@@ -1,8 +1,8 @@
 """Model files: where they are stored, and their SHA-256.
 
 They are stored in the user's cache or in ``JUPYTER_DETLLM_CACHE``, and hashed several at once,
-each at the speed of ``sha256sum``. Results that take time to find are kept there as JSON. Slow steps report a short label and the fraction done
-(`Progress`).
+each at the speed of ``sha256sum``. What takes time to find out is kept there as JSON. Slow steps
+report a short label and the fraction done (`Progress`).
 """
 
 from __future__ import annotations

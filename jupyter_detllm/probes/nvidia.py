@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -56,12 +56,13 @@ def nvml() -> Any:
 
 def driver_version() -> str | None:
     """Return the driver's version; None without a driver."""
-    lib = nvml()
-    return None if lib is None else _ask(lib, "nvmlSystemGetDriverVersion")
+    version: str | None = _ask("nvmlSystemGetDriverVersion")
+    return version
 
 
-def _ask(lib: Any, name: str, *args: object) -> Any:
+def _ask(name: str, *args: object) -> Any:
     """Return an answer of the library; None where it, this GPU or driver has none."""
+    lib = nvml()
     function = getattr(lib, name, None)  # an older library lacks some
     if function is None:
         return None
@@ -72,10 +73,10 @@ def _ask(lib: Any, name: str, *args: object) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _visible_handles(lib: Any) -> list[Any]:
+def _visible_handles() -> list[Any]:
     """Return handles of the devices that CUDA_VISIBLE_DEVICES leaves, in its order."""
-    count = _ask(lib, "nvmlDeviceGetCount") or 0
-    handles = [_ask(lib, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
+    count = _ask("nvmlDeviceGetCount") or 0
+    handles = [_ask("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [handle for handle in handles if handle is not None]
@@ -85,17 +86,17 @@ def _visible_handles(lib: Any) -> list[Any]:
         if item.isdecimal():
             handle = handles[int(item)] if int(item) < len(handles) else None
         elif item.startswith("GPU-"):
-            handle = _by_uuid_prefix(lib, handles, item)
+            handle = _by_uuid_prefix(handles, item)
         elif item.startswith("MIG-"):
-            handle = _ask(lib, "nvmlDeviceGetHandleByUUID", item)
+            handle = _ask("nvmlDeviceGetHandleByUUID", item)
         if handle is None:
             break  # CUDA also stops at the first entry that is not a device
         out.append(handle)
     return out
 
 
-def _by_uuid_prefix(lib: Any, handles: list[Any], prefix: str) -> Any:
-    found = [h for h in handles if str(_ask(lib, "nvmlDeviceGetUUID", h)).startswith(prefix)]
+def _by_uuid_prefix(handles: list[Any], prefix: str) -> Any:
+    found = [h for h in handles if str(_ask("nvmlDeviceGetUUID", h)).startswith(prefix)]
     return found[0] if len(found) == 1 else None
 
 
@@ -104,30 +105,23 @@ _gpus: dict[str | None, tuple[Gpu, ...]] = {}
 
 def visible_gpus() -> tuple[Gpu, ...]:
     """Return the GPUs this process may use, none without a driver."""
-    lib = nvml()
-    if lib is None:
+    if nvml() is None:
         return ()
     key = os.environ.get("CUDA_VISIBLE_DEVICES")
     if key not in _gpus:
-        _gpus[key] = tuple(_describe(lib, handle) for handle in _visible_handles(lib))
+        _gpus[key] = tuple(map(_describe, _visible_handles()))
     return _gpus[key]
 
 
 def gpu_ids() -> tuple[str, ...]:
     """Return the UUIDs of the GPUs this process may use, none without a driver."""
-    lib = nvml()
-    if lib is None:
-        return ()
-    found = (_ask(lib, "nvmlDeviceGetUUID", gpu.handle) for gpu in visible_gpus())
+    found = (_ask("nvmlDeviceGetUUID", gpu.handle) for gpu in visible_gpus())
     return tuple(str(uuid) for uuid in found if uuid is not None)
 
 
 def gpu_memory() -> tuple[tuple[int, int], ...]:
     """Return bytes in use, by any process, and total of each GPU that this one may use."""
-    lib = nvml()
-    if lib is None:
-        return ()
-    found = (_ask(lib, "nvmlDeviceGetMemoryInfo", gpu.handle) for gpu in visible_gpus())
+    found = (_ask("nvmlDeviceGetMemoryInfo", gpu.handle) for gpu in visible_gpus())
     return tuple((int(info.used), int(info.total)) for info in found if info and info.total)
 
 
@@ -142,11 +136,11 @@ def _chip(name: str) -> str:
     return _MEMORY_IN_NAME.sub("", name).replace("-", " ").replace("PCIE", "PCIe")
 
 
-def _describe(lib: Any, handle: Any) -> Gpu:
-    capability = _ask(lib, "nvmlDeviceGetCudaComputeCapability", handle)
-    memory = _ask(lib, "nvmlDeviceGetMemoryInfo", handle)
+def _describe(handle: Any) -> Gpu:
+    capability = _ask("nvmlDeviceGetCudaComputeCapability", handle)
+    memory = _ask("nvmlDeviceGetMemoryInfo", handle)
     return Gpu(
-        name=_chip(str(_ask(lib, "nvmlDeviceGetName", handle) or "unknown")),
+        name=_chip(str(_ask("nvmlDeviceGetName", handle) or "unknown")),
         capability=".".join(map(str, capability)) if capability else "unknown",
         memory=int(memory.total) // 2**20 if memory else 0,
         handle=handle,
@@ -165,35 +159,35 @@ _LINKS = {
 @cache
 def topology() -> str | None:
     """Return the kinds of link between the visible GPUs, None for fewer than two."""
-    lib, gpus = nvml(), visible_gpus()
-    if lib is None or len(gpus) < 2:
+    if len(gpus := visible_gpus()) < 2:
         return None
     pairs = combinations((gpu.handle for gpu in gpus), 2)
-    return ", ".join(sorted({_link(lib, left, right) for left, right in pairs}))
+    return ", ".join(sorted({_link(left, right) for left, right in pairs}))
 
 
-def _have_nvlink(lib: Any, left: Any, right: Any) -> bool:
-    nvlink = _ask(lib, "nvmlDeviceGetP2PStatus", left, right, lib.NVML_P2P_CAPS_INDEX_NVLINK)
+def _have_nvlink(left: Any, right: Any) -> bool:
+    lib = nvml()
+    nvlink = _ask("nvmlDeviceGetP2PStatus", left, right, lib.NVML_P2P_CAPS_INDEX_NVLINK)
     return bool(nvlink == lib.NVML_P2P_STATUS_OK)
 
 
-def _link(lib: Any, left: Any, right: Any) -> str:
-    if _have_nvlink(lib, left, right):
+def _link(left: Any, right: Any) -> str:
+    if _have_nvlink(left, right):
         return "NVLink"
-    level = _ask(lib, "nvmlDeviceGetTopologyCommonAncestor", left, right)
+    level = _ask("nvmlDeviceGetTopologyCommonAncestor", left, right)
     return _LINKS.get(level, "other node" if level is not None else "unknown")
 
 
 def clocks() -> str | None:
     """Return SM and memory clocks in MHz and whether a GPU is throttled, read now."""
     lib, gpus = nvml(), visible_gpus()
-    if lib is None or not gpus:
+    if not gpus:
         return None
     shown = []
     for gpu in gpus:
-        sm = _ask(lib, "nvmlDeviceGetClockInfo", gpu.handle, lib.NVML_CLOCK_SM)
-        memory = _ask(lib, "nvmlDeviceGetClockInfo", gpu.handle, lib.NVML_CLOCK_MEM)
-        reasons = _ask(lib, "nvmlDeviceGetCurrentClocksThrottleReasons", gpu.handle) or 0
+        sm = _ask("nvmlDeviceGetClockInfo", gpu.handle, lib.NVML_CLOCK_SM)
+        memory = _ask("nvmlDeviceGetClockInfo", gpu.handle, lib.NVML_CLOCK_MEM)
+        reasons = _ask("nvmlDeviceGetCurrentClocksThrottleReasons", gpu.handle) or 0
         idle = getattr(lib, "nvmlClocksThrottleReasonGpuIdle", 1)
         shown.append(f"{sm}/{memory} MHz{' throttled' if reasons & ~idle else ''}")
     return ", ".join(dict.fromkeys(shown))
@@ -216,36 +210,35 @@ def gpu_links(uuids: Sequence[str]) -> str | None:
     As in ``NVLink, 18 links``; if pairs are linked differently, ``NVLink, 12 links
     (1 pair); PCIe, host bridge (2 pairs)``.
     """
-    lib = nvml()
-    if lib is None or len(uuids) < 2:
+    if nvml() is None or len(uuids) < 2:
         return None
-    handles = [_link_handle(lib, uuid) for uuid in uuids]
+    handles = [_link_handle(uuid) for uuid in uuids]
     if None in handles:
         return None
-    kinds = [_link_between(lib, left, right) for left, right in combinations(handles, 2)]
+    kinds = [_link_between(left, right) for left, right in combinations(handles, 2)]
     counts = {kind: kinds.count(kind) for kind in sorted(kinds)}
     if len(counts) == 1:
         return kinds[0]
     return "; ".join(f"{kind} ({n} pair{'s' * (n > 1)})" for kind, n in counts.items())
 
 
-def _link_handle(lib: Any, uuid: str) -> Any:
+def _link_handle(uuid: str) -> Any:
     # torch gives the bare UUID; the driver's library needs the prefix.
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-    return _ask(lib, "nvmlDeviceGetHandleByUUID", name)
+    return _ask("nvmlDeviceGetHandleByUUID", name)
 
 
-def _link_between(lib: Any, left: Any, right: Any) -> str:
-    if _have_nvlink(lib, left, right):
-        count = min(_link_active(lib, left), _link_active(lib, right))
+def _link_between(left: Any, right: Any) -> str:
+    if _have_nvlink(left, right):
+        count = min(_link_active(left), _link_active(right))
         return f"NVLink, {count} links" if count else "NVLink"
-    level = _ask(lib, "nvmlDeviceGetTopologyCommonAncestor", left, right)
+    level = _ask("nvmlDeviceGetTopologyCommonAncestor", left, right)
     return _PCIE.get(level, "unknown")
 
 
-def _link_active(lib: Any, handle: Any) -> int:
-    states = (_ask(lib, "nvmlDeviceGetNvLinkState", handle, i) for i in range(_MOST_LINKS))
-    return sum(state == lib.NVML_FEATURE_ENABLED for state in states)
+def _link_active(handle: Any) -> int:
+    states = (_ask("nvmlDeviceGetNvLinkState", handle, i) for i in range(_MOST_LINKS))
+    return sum(state == nvml().NVML_FEATURE_ENABLED for state in states)
 
 
 _THROTTLE_REASONS = {
@@ -297,22 +290,19 @@ class GpuHealth:
 
 def gpu_health() -> tuple[GpuHealth, ...]:
     """Return the state of every GPU this process may use, none without a driver."""
-    lib = nvml()
-    if lib is None:
-        return ()
     return tuple(
-        _health_of(lib, gpu.handle, f"GPU {index} ({gpu.name})")
+        _health_of(gpu.handle, f"GPU {index} ({gpu.name})")
         for index, gpu in enumerate(visible_gpus())
     )
 
 
-def _health_of(lib: Any, handle: Any, label: str) -> GpuHealth:
-    ask = partial(_ask, lib)
-    ecc = ask("nvmlDeviceGetEccMode", handle)
-    mig = ask("nvmlDeviceGetMigMode", handle)
-    processes = ask("nvmlDeviceGetComputeRunningProcesses", handle)
-    mps = ask("nvmlDeviceGetMPSComputeRunningProcesses", handle)
-    errors = ask(
+def _health_of(handle: Any, label: str) -> GpuHealth:
+    lib = nvml()
+    ecc = _ask("nvmlDeviceGetEccMode", handle)
+    mig = _ask("nvmlDeviceGetMigMode", handle)
+    processes = _ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    mps = _ask("nvmlDeviceGetMPSComputeRunningProcesses", handle)
+    errors = _ask(
         "nvmlDeviceGetTotalEccErrors",
         handle,
         getattr(lib, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1),
@@ -320,15 +310,15 @@ def _health_of(lib: Any, handle: Any, label: str) -> GpuHealth:
     )
     return GpuHealth(
         label=label,
-        throttled=_throttle_reasons(lib, ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)),
+        throttled=_throttle_reasons(lib, _ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)),
         ecc=None if ecc is None else bool(ecc[0]),
         ecc_errors=errors,
         mig=None if mig is None else bool(mig[0]),
         others=None if processes is None else _other_processes(processes),
-        pcie=ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
-        pcie_most=ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+        pcie=_ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
+        pcie_most=_ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
         mps=None if mps is None else len(mps),
-        fixed_clocks=_fixed_clocks(lib, ask, handle),
+        fixed_clocks=_fixed_clocks(lib, handle),
     )
 
 
@@ -344,10 +334,10 @@ def _throttle_reasons(lib: Any, mask: int | None) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(found))
 
 
-def _fixed_clocks(lib: Any, ask: Callable[..., Any], handle: Any) -> bool | None:
+def _fixed_clocks(lib: Any, handle: Any) -> bool | None:
     clock = getattr(lib, "NVML_CLOCK_SM", 1)
-    now = ask("nvmlDeviceGetApplicationsClock", handle, clock)
-    usual = ask("nvmlDeviceGetDefaultApplicationsClock", handle, clock)
+    now = _ask("nvmlDeviceGetApplicationsClock", handle, clock)
+    usual = _ask("nvmlDeviceGetDefaultApplicationsClock", handle, clock)
     if now is None or usual is None or now == usual:
         return None
     return True

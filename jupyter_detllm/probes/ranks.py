@@ -66,10 +66,15 @@ def worker_of(wrapped: Any) -> Any:
 
 
 def as_llm(worker: Any) -> Any:
-    """Return a worker in the form of an in-process engine, for the readers."""
-    executor = SimpleNamespace(driver_worker=worker)
-    engine = SimpleNamespace(vllm_config=worker.vllm_config, model_executor=executor)
-    return SimpleNamespace(llm_engine=engine)
+    """Return a worker in the form in which readers and methods know an in-process engine."""
+    engine = SimpleNamespace(
+        vllm_config=worker.vllm_config,
+        engine_core=SimpleNamespace(engine_core=worker),
+        model_executor=SimpleNamespace(driver_worker=worker),
+    )
+    return SimpleNamespace(
+        llm_engine=engine, apply_model=lambda change: [change(worker.get_model())]
+    )
 
 
 def rank_facts(wrapped: Any, variables: Sequence[str]) -> dict[str, FieldValue]:

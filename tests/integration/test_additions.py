@@ -77,7 +77,8 @@ ADDITIONS = {
             "controls/environ.py": (
                 (
                     "ENV_CONTROLS: tuple[EnvControl, ...] = (\n",
-                    'EnvControl("MOON", "7", _ALL, None, ("any",), ProcessEvent.ENGINE_START, "", ""),\n',
+                    'EnvControl("MOON", "7", _ALL, None, ("any",), '
+                    'ProcessEvent.ENGINE_START, "", ""),\n',
                 ),
             )
         },

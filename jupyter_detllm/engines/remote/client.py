@@ -137,14 +137,6 @@ class CutOffError(Exception):
     """A stream that ended before it was complete."""
 
 
-def json_of(answer: Any, path: str) -> Any:
-    """Return the JSON of a response; raise `StatusError` for an error."""
-    try:
-        return answer.json()
-    except ValueError:
-        raise StatusError(501, f"what it sends at {path} is not JSON") from None
-
-
 def refusal(answer: Any) -> StatusError:
     """Return the error for a response whose body was read."""
     return StatusError(
@@ -302,16 +294,7 @@ class Connection:
         EngineError
             If the server does not respond, or not with JSON.
         """
-
-        async def once() -> Any:
-            return json_of(await self._checked(self._client().get(path)), path)
-
-        try:
-            return await self._patiently(once)
-        except StatusError as error:
-            if optional and error.status in {404, 405, 501}:
-                return None
-            raise self.plain(error) from None
+        return await self._json("GET", path, may_lack=optional)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Send JSON and return the JSON response.
@@ -323,13 +306,30 @@ class Connection:
         EngineError
             If it does not respond.
         """
+        return await self._json("POST", path, body)
 
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        may_lack: bool = False,
+    ) -> Any:
         async def once() -> Any:
-            return json_of(await self._checked(self._client().post(path, json=body)), path)
+            answer = await self._client().request(method, path, json=body)
+            if answer.status_code >= 300:
+                raise refusal(answer)
+            try:
+                return answer.json()
+            except ValueError:
+                raise StatusError(501, f"what it sends at {path} is not JSON") from None
 
         try:
             return await self._patiently(once)
         except StatusError as error:
+            if may_lack and error.status in {404, 405, 501}:
+                return None
             raise self.plain(error) from None
 
     async def stream(
@@ -359,12 +359,6 @@ class Connection:
             return await self._patiently(once)
         except StatusError as error:
             raise self.plain(error) from None
-
-    async def _checked(self, answer: Awaitable[Any]) -> Any:
-        found = await answer
-        if found.status_code >= 300:
-            raise refusal(found)
-        return found
 
     async def _patiently(self, once: Callable[[], Awaitable[Result]]) -> Result:
         """Try until it works, or the error is permanent."""

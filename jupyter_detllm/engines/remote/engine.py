@@ -35,6 +35,7 @@ from jupyter_detllm.engines.base import (
     Timings,
     bucket_of,
     reach_field,
+    unheard,
 )
 from jupyter_detllm.engines.remote.client import Address, Connection
 from jupyter_detllm.engines.remote.generate import (
@@ -276,7 +277,7 @@ class VLLMRemoteEngine:
         self.self_test: object = None
         try:
             self._facts: ServerFacts = self._loop.run(
-                connect(self._server, options.model, progress or _silent)
+                connect(self._server, options.model, progress or unheard)
             )
             if spec.level is Level.INVARIANT and self._facts.method == OFF:
                 raise _no_method()
@@ -292,12 +293,7 @@ class VLLMRemoteEngine:
         """Let the server apply chat template and tokenizer; fill in every default.
 
         The model's own sampling defaults are known only for a server started by `jupyter
-        detllm serve`; with any other, the defaults are greedy and at most 128 tokens.
-
-        Raises
-        ------
-        RequestError
-            If it cannot be run as specified.
+        detllm serve`.
         """
         self._check_usable()
         if options.beam_width is not None:
@@ -329,22 +325,12 @@ class VLLMRemoteEngine:
     ) -> GenerationResult:
         """Send every completion at once; any failure cancels all of them.
 
-        Raises
-        ------
-        RequestError
-            If the server refuses a request, with its message.
-        EngineError
-            If it does not respond, fails, or has changed since the start.
-        KeyboardInterrupt
-            At once; the connections are closed, and the server aborts.
+        An interrupt acts at once: the connections are closed, and the server aborts.
         """
         self._check_usable()
         if any(request.sampling.beam_width for request in requests):
             raise RequestError("a server offers no beam search with evidence and seeds")
-        try:
-            check_requests(requests, self._facts.max_model_len or _NO_LIMIT)
-        except RequestError as error:
-            raise RequestError(error.what, expected=error.expected, fix=_LONGER) from None
+        check_requests(requests, self._facts.max_model_len or _NO_LIMIT, longer=_LONGER)
         if not requests:
             return GenerationResult((), RunStats())
         start = time.perf_counter()
@@ -453,7 +439,3 @@ def _no_method() -> InvarianceError:
         expected="one started by jupyter detllm serve MODEL --level invariant",
         fix="%detllm use URL --level seeded",
     )
-
-
-def _silent(text: str) -> None:
-    """Report to nobody."""

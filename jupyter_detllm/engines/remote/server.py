@@ -258,7 +258,8 @@ def display_name(served: str) -> str:
 def read_record(data: object) -> ServerFacts | None:
     """Read the record at `RECORD_PATH` of a server started by ``jupyter detllm serve``.
 
-    None if it is not one, since other servers may return anything. Entries without a row in the FIELDS table, or of another type, are ignored.
+    None if it is not one, since other servers may return anything. Entries without a row in the
+    FIELDS table, or of another type, are ignored.
     """
     if not isinstance(data, Mapping) or data.get("schema") != RECORD_SCHEMA:
         return None

@@ -12,7 +12,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,13 +33,13 @@ from jupyter_detllm.engines.base import (
     Capabilities,
     EngineSpec,
     GenerationResult,
-    Progress,
     ProgressCallback,
     RunStats,
     SamplingOptions,
     ShutdownReport,
     TokenScore,
     reach_field,
+    unheard,
 )
 from jupyter_detllm.engines.evidence import (
     byte_offsets,
@@ -156,8 +155,7 @@ class Detokenizer:
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
         state = decoder.__getstate__() if decoder is not None else b""
         self._byte_level = has_byte_level_decoder(state)
-        self._widths: dict[int, int | None] = {}
-        self._parts: dict[int, bytes | None] = {}
+        self._known: dict[tuple[int, Callable[..., Any]], Any] = {}
 
     def deltas(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[str]:
         """Return the text that each token adds after this prompt."""
@@ -183,25 +181,19 @@ class Detokenizer:
         self, prompt_ids: Sequence[int], token_ids: Sequence[int], text: str
     ) -> tuple[int, ...]:
         """Return the byte of `text` at which each token starts."""
-        whole = whole_offsets([self._bytes(token) for token in token_ids], text)
+        whole = whole_offsets([self._read(token, token_bytes) for token in token_ids], text)
         if whole is not None:
             return whole
-        widths = [self._width(token) for token in token_ids]
+        widths = [self._read(token, token_width) for token in token_ids]
         return byte_offsets(self.deltas(prompt_ids, token_ids), widths, text)
 
-    def _width(self, token: int) -> int | None:
-        if token not in self._widths:
-            self._widths[token] = token_width(
+    def _read(self, token: int, read: Callable[..., Any]) -> Any:
+        """Return what `read` (`token_bytes` or `token_width`) says of a token, found once."""
+        if (token, read) not in self._known:
+            self._known[token, read] = read(
                 self._piece(token), byte_level=self._byte_level, special=token in self._special
             )
-        return self._widths[token]
-
-    def _bytes(self, token: int) -> bytes | None:
-        if token not in self._parts:
-            self._parts[token] = token_bytes(
-                self._piece(token), byte_level=self._byte_level, special=token in self._special
-            )
-        return self._parts[token]
+        return self._known[token, read]
 
     def _piece(self, token: int) -> str | None:
         piece = self._tokenizer.convert_ids_to_tokens(token)
@@ -464,7 +456,7 @@ class VLLMOfflineEngine:
         progress: Callable[[str], None] | None = None,
         log_path: Path | None = None,
     ) -> None:
-        report = progress or _silent
+        report = progress or unheard
         self._broken = ""
         self._resolved = resolve_model(
             spec.model, progress=lambda stage, done: report(f"{stage} {done:.0%}")
@@ -492,15 +484,8 @@ class VLLMOfflineEngine:
     def resolve(self, prompt: Prompt, options: SamplingOptions) -> ResolvedPrompt:
         """Apply chat template, tokenizer and defaults.
 
-        Values not set in `options` come from the model's generation config, and then from
-        this package: temperature 0, 128 new tokens (fewer if the engine has less room).
         A temperature below 0.01 becomes 0.01, as vLLM would have it, and `top_k` 1
         becomes greedy.
-
-        Raises
-        ------
-        RequestError
-            For what cannot be run as asked.
         """
         self._check_usable()
         with OutputCapture(self._log):  # tokenizers warn, which does not belong in a cell
@@ -523,24 +508,14 @@ class VLLMOfflineEngine:
     def generate(
         self, requests: Sequence[GenerationRequest], *, progress: ProgressCallback | None = None
     ) -> GenerationResult:
-        """Run one call: every completion is a vLLM request with its own seed.
-
-        Raises
-        ------
-        RequestError
-            For requests that cannot be run; none has run.
-        EngineError
-            If vLLM fails. The engine is consistent afterwards, or reports that it is not.
-        KeyboardInterrupt
-            As soon as the current step has ended.
-        """
+        """Run one call: every completion is a vLLM request with its own seed."""
         self._check_usable()
         check_requests(requests, self._max_model_len)
         if not requests:
             return GenerationResult((), RunStats())
         start = time.perf_counter()
         with self._at_work() as (interrupt, capture):
-            shown = None if progress is None else partial(_let_through, capture, progress)
+            shown = None if progress is None else capture.around(progress)
             one_by_one, lora = self._invariance.sequential, self._lora
             run = VLLMRun(self._llm, self._detokenizer, interrupt, shown, one_by_one, lora)
             with self._kept_whole(interrupt, "generation"):
@@ -549,15 +524,7 @@ class VLLMOfflineEngine:
         return GenerationResult(generations, stats)
 
     def score(self, request: GenerationRequest, generation: Generation) -> tuple[TokenScore, ...]:
-        """Score recorded tokens in place, in one prefill without sampling.
-
-        Raises
-        ------
-        RequestError
-            When they do not fit, with the one token that vLLM adds.
-        EngineError
-            When vLLM fails.
-        """
+        """Score recorded tokens in place, in one prefill without sampling."""
         self._check_usable()
         check_scoring(request, generation, self._vocabulary, self._max_model_len)
         with (
@@ -636,15 +603,7 @@ class VLLMOfflineEngine:
     def check_kernels(
         self, *, tokens: int, sequences: int, step_tokens: int, seconds: float
     ) -> KernelCheck | None:
-        """Call the kernels alone and in batches; None if the method has no such part.
-
-        Raises
-        ------
-        InvarianceError
-            When a kernel cannot be called by itself.
-        EngineError
-            When vLLM fails.
-        """
+        """Call the kernels alone and in batches; None if the method has no such part."""
         self._check_usable()
         with (
             self._at_work() as (interrupt, _),
@@ -697,13 +656,3 @@ class VLLMOfflineEngine:
             failure = failure or self._ranks.clear()
             return_memory()
         return shutdown_report(before, resident_mib(), failure)
-
-
-def _silent(text: str) -> None:
-    """Ignore progress."""
-
-
-def _let_through(capture: OutputCapture, progress: ProgressCallback, state: Progress) -> None:
-    """Call `progress` with the user's own output streams in place."""
-    with capture.paused():
-        progress(state)

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from jupyter_detllm.core.redact import redact_text
 from jupyter_detllm.errors import EngineStartError
@@ -35,6 +35,8 @@ __all__ = [
     "rebind_logger",
     "stream_handlers",
 ]
+
+Value = TypeVar("Value")
 
 KEPT_LOGS = 20
 _NUMBERS = itertools.count(1)
@@ -126,19 +128,6 @@ class _Router:
         """Write to the stream of the calling thread."""
         return self._target().write(text)
 
-    def writelines(self, lines: list[str]) -> None:
-        """Write several texts."""
-        for line in lines:
-            self.write(line)
-
-    def fileno(self) -> int:
-        """Return a real descriptor, even if the user's stream has none."""
-        return self._target().fileno()
-
-    def isatty(self) -> bool:
-        """Return whether the stream is a terminal."""
-        return self._target().isatty()
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target(), name)
 
@@ -184,6 +173,15 @@ class OutputCapture:
             yield
         finally:
             self._begin()
+
+    def around(self, call: Callable[[Value], None]) -> Callable[[Value], None]:
+        """Return `call`, made with the user's own output streams in place."""
+
+        def let_through(value: Value) -> None:
+            with self.paused():
+                call(value)
+
+        return let_through
 
     def _begin(self) -> None:
         for name in ("stdout", "stderr"):

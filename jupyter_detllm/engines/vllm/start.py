@@ -44,7 +44,14 @@ from jupyter_detllm.engines.vllm.output import (
 from jupyter_detllm.engines.vllm.steps import DeferredInterrupt, Ranks, no_orphans
 from jupyter_detllm.errors import DetLLMError, EngineStartError, InvarianceError, installing
 from jupyter_detllm.invariance import candidates, first_choice, reasons_against
-from jupyter_detllm.invariance.base import Candidate, KernelCheck, Method, prepared, this_host
+from jupyter_detllm.invariance.base import (
+    Candidate,
+    KernelCheck,
+    Method,
+    prepared,
+    set_back,
+    this_host,
+)
 from jupyter_detllm.models import ResolvedModel
 from jupyter_detllm.probes.software import REMOVE_VISION, misfit_here
 
@@ -89,29 +96,23 @@ def forget_distributed() -> None:
     gone.
     """
     state: Any = sys.modules.get("vllm.distributed.parallel_state")
+    current = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
     if state is not None:
         # Its assertions may fail after a start that failed half-way.
         with contextlib.suppress(AssertionError, AttributeError, RuntimeError, ValueError):
-            if _is_cpu() or driver_in_use():
+            if (current is not None and current.is_cpu()) or driver_in_use():
                 state.cleanup_dist_env_and_memory()
             else:
-                getattr(sys.modules.get("vllm.envs"), "disable_envs_cache", _nothing)()
+                forget_variables = getattr(sys.modules.get("vllm.envs"), "disable_envs_cache", None)
+                if forget_variables is not None:
+                    forget_variables()
                 state.destroy_model_parallel()
                 state.destroy_distributed_environment()
-    platform: Any = type(getattr(sys.modules.get("vllm.platforms"), "current_platform", None))
+    platform: Any = type(current)
     if getattr(platform, "_global_graph_pool", None) is not None:
         platform._global_graph_pool = None  # the next engine takes a new one
     gc.unfreeze()
     gc.collect()
-
-
-def _is_cpu() -> bool:
-    platforms: Any = sys.modules.get("vllm.platforms")
-    return platforms is not None and bool(platforms.current_platform.is_cpu())
-
-
-def _nothing() -> None:
-    """Do nothing: a stand-in for a function that this vLLM lacks."""
 
 
 # Libraries read these at first use, which may be in a later generation; they do not affect
@@ -149,11 +150,7 @@ def process_kept() -> Iterator[None]:
         with warnings.catch_warnings():
             yield
     finally:
-        for name, value in variables_to_restore(before, os.environ).items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        set_back(variables_to_restore(before, os.environ))
         sys.excepthook, torch.set_num_threads = hook, set_num_threads
         users.set()
 
@@ -504,15 +501,10 @@ def start_llm(
         If it does not start; with the root cause and the path of the log.
     """
     capture = OutputCapture(log)
-
-    def shown(text: str) -> None:
-        with capture.paused():
-            report(text)
-
     with DeferredInterrupt(patience=0.0) as interrupt, capture, preserved_streams():
         try:
             with interrupt.impatient():
-                return _start(spec, model, log, shown)
+                return _start(spec, model, log, capture.around(report))
         except DetLLMError:
             forget_distributed()
             raise
