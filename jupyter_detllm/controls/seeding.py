@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -294,13 +294,10 @@ def _report(seed: int) -> SeedReport:
             deferred.append(stream)
         else:
             absent.append(stream)
-    if "torch" in seeded and _has_cuda(sys.modules["torch"]):
+    version = getattr(sys.modules.get("torch"), "version", None)
+    if "torch" in seeded and getattr(version, "cuda", None) is not None:
         seeded.append("cuda")
     return SeedReport(seed, tuple(seeded), tuple(deferred), tuple(absent))
-
-
-def _has_cuda(torch: Any) -> bool:
-    return getattr(getattr(torch, "version", None), "cuda", None) is not None
 
 
 def _numpy_arrived(module: ModuleType) -> None:
@@ -422,17 +419,6 @@ class _TorchStreams:
     waiting: dict[str, Any] | None = None
 
 
-@dataclass(slots=True)
-class _Streams:
-    """States at one moment; None if the module was not imported."""
-
-    seed: int | None
-    python: Any
-    numpy: Any = None
-    torch: _TorchStreams | None = None
-    restored: list[str] = field(default_factory=list)
-
-
 @contextmanager
 def preserved_streams() -> Iterator[None]:
     """Restore random, numpy, torch and every CUDA generator when the block is left.
@@ -441,22 +427,16 @@ def preserved_streams() -> Iterator[None]:
     if the user imported it afterwards: seeded from the root seed or, in a process without
     one, arbitrary.
     """
-    streams = _save()
+    seed, python = root_seed(), random.getstate()
+    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    numpy = None if numpy_random is None else numpy_random.get_state(legacy=False)
+    saved = None if torch is None else _save_torch(torch)
     try:
         yield
     finally:
-        _restore(streams)
-
-
-def _save() -> _Streams:
-    streams = _Streams(root_seed(), random.getstate())
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        streams.numpy = numpy_random.get_state(legacy=False)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        streams.torch = _save_torch(torch)
-    return streams
+        random.setstate(python)
+        _restore_numpy(sys.modules.get("numpy.random"), numpy, seed)
+        _restore_torch(sys.modules.get("torch"), saved, seed)
 
 
 def _cuda_started(torch: Any) -> bool:
@@ -472,23 +452,18 @@ def _save_torch(torch: Any) -> _TorchStreams:
     return _TorchStreams(cpu, waiting=waiting)
 
 
-def _restore(streams: _Streams) -> None:
-    random.setstate(streams.python)
-    numpy_random = sys.modules.get("numpy.random")
-    if streams.numpy is not None and numpy_random is not None:
-        numpy_random.set_state(streams.numpy)
-    elif numpy_random is not None and streams.seed is not None:
-        seed_numpy(numpy_random, streams.seed)
-    torch = sys.modules.get("torch")
-    if torch is None:
+def _restore_numpy(numpy_random: Any, state: Any, seed: int | None) -> None:
+    if state is not None:
+        numpy_random.set_state(state)
+    elif numpy_random is not None and seed is not None:
+        seed_numpy(numpy_random, seed)
+
+
+def _restore_torch(torch: Any, saved: _TorchStreams | None, seed: int | None) -> None:
+    if saved is None:
+        if torch is not None and seed is not None:
+            seed_torch(torch, seed)
         return
-    if streams.torch is not None:
-        _restore_torch(torch, streams.torch)
-    elif streams.seed is not None:
-        seed_torch(torch, streams.seed)
-
-
-def _restore_torch(torch: Any, saved: _TorchStreams) -> None:
     torch.set_rng_state(saved.cpu)
     if saved.cuda is not None:
         torch.cuda.set_rng_state_all(saved.cuda)

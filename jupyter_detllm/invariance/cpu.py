@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_detllm.core.canonical import digest_of
-from jupyter_detllm.core.levels import Reach
 from jupyter_detllm.errors import InvarianceError, UsageError
-from jupyter_detllm.invariance.base import Host, KernelCheck, KernelRow, Method
+from jupyter_detllm.invariance.base import Host, KernelCheck, Method
 from jupyter_detllm.invariance.cpu_kernels import (
     TILE_ROWS,
     RowGroup,
@@ -29,9 +28,12 @@ from jupyter_detllm.invariance.cpu_kernels import (
     tile_tokens,
 )
 from jupyter_detllm.invariance.kernel_checks import (
+    Checked,
     attention_builders,
     check_attentions,
     check_linear,
+    checked,
+    in_shares,
 )
 from jupyter_detllm.models.cache import cache_root, read_json, write_json
 from jupyter_detllm.probes.platform import Platform
@@ -136,12 +138,7 @@ class FixedTiles(Method):
         attention = ask_ranks(llm, tiles)[0]
         rows = partial(_check_rows, most=step_tokens, logits=sequences, until=began + seconds)
         linear = llm.apply_model(rows)[0]
-        found = [*attention, *linear]
-        if not attention or not linear or not all(row.compared for row, _ in found):
-            raise InvarianceError(f"{self.name}: of some kernels nothing was compared")
-        most = min(sequences, *(reached for _, reached in linear))
-        reach = Reach(min(reached for _, reached in attention), most)
-        return KernelCheck(tuple(row for row, _ in found), reach)
+        return checked(self.name, attention, linear, sequences)
 
 
 class FixedOrder(FixedTiles):
@@ -366,7 +363,7 @@ def _remembered(entry: Path) -> RowGroup | None:
     return group if sound else None
 
 
-def _check_rows(model: Any, *, most: int, logits: int, until: float) -> list[tuple[KernelRow, int]]:
+def _check_rows(model: Any, *, most: int, logits: int, until: float) -> list[Checked]:
     """Check each distinct linear shape of the model as it is wrapped now.
 
     A step computes logits for at most `logits` rows, one per sequence, and all else for `most`.
@@ -376,9 +373,7 @@ def _check_rows(model: Any, *, most: int, logits: int, until: float) -> list[tup
     for _, module in _linear_layers(model):
         shapes.setdefault(_shape_of(module, dtype), module)
     found = []
-    for number, (shape, module) in enumerate(shapes.items()):
-        now = time.monotonic()
-        share = now + (until - now) / (len(shapes) - number)
+    for (shape, module), share in in_shares(shapes.items(), until):
         call = _caller(module, module.cpu_linear)
         rows = min(most, logits) if hasattr(module, "num_embeddings") else most
         found.append(check_linear(call, str(shape), shape.width, dtype, most=rows, until=share))

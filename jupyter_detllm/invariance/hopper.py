@@ -18,11 +18,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jupyter_detllm.core.levels import Reach
 from jupyter_detllm.errors import FROM_CLONE, InvarianceError, UsageError
-from jupyter_detllm.invariance._hopper_patch import METHOD, Patch
-from jupyter_detllm.invariance.base import METHOD_VARIABLE, Host, KernelCheck, KernelRow, Method
-from jupyter_detllm.invariance.kernel_checks import check_attentions, check_linear
+from jupyter_detllm.invariance._hopper_patch import METHOD, Patch, lacking
+from jupyter_detllm.invariance.base import METHOD_VARIABLE, Host, KernelCheck, Method
+from jupyter_detllm.invariance.kernel_checks import (
+    Checked,
+    check_attentions,
+    check_linear,
+    checked,
+    in_shares,
+)
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.probes.ranks import ask_ranks, rank_count, worker_of
 
@@ -156,10 +161,13 @@ class HopperOneKernel(Method):
         if why := self.uncovered(config.model_config):
             raise InvarianceError(f"{self.name}: {why}")
         sizes = getattr(config.compilation_config, _SIZES, None) or [0]
+        backend = getattr(getattr(config, "attention_config", None), "backend", None)
+        stored = getattr(getattr(config, "cache_config", None), "cache_dtype", "auto")
         found = {
-            "an attention backend other than FLASH_ATTN": _backend(config) != "FLASH_ATTN",
+            "an attention backend other than FLASH_ATTN": getattr(backend, "name", backend)
+            != "FLASH_ATTN",
             f"CUDA graphs of fewer than {self.min_rows} rows": min(sizes) < self.min_rows,
-            "an 8-bit KV cache": _cache_dtype(config) not in _KV_TYPES,
+            "an 8-bit KV cache": str(stored) not in _KV_TYPES,
             "a fused sum over ranks": rank_count(llm) > 1 and _fused(config.compilation_config),
         }
         for what, is_there in found.items():
@@ -173,16 +181,12 @@ class HopperOneKernel(Method):
         """Check every attention and every layer shape, in each rank."""
         began = time.monotonic()
         until = began + 0.7 * seconds
-        found: dict[str, list[tuple[KernelRow, int]]] = {"attention": [], "linear": []}
+        found: dict[str, list[Checked]] = {"attention": [], "linear": []}
         asked = (tokens, sequences, step_tokens, until, seconds, self.min_rows)
         for rank in ask_ranks(llm, _check_rank, *asked):
             for kind, rows in rank.items():
                 found[kind] += rows
-        if not all(rows and all(row.compared for row, _ in rows) for rows in found.values()):
-            raise InvarianceError(f"{self.name}: of some kernels nothing was compared")
-        most = min(sequences, *(reached for _, reached in found["linear"]))
-        reach = Reach(min(reached for _, reached in found["attention"]), most)
-        return KernelCheck(tuple(row for rows in found.values() for row, _ in rows), reach)
+        return checked(self.name, found["attention"], found["linear"], sequences)
 
 
 def _check_rank(
@@ -193,7 +197,7 @@ def _check_rank(
     until: float,
     seconds: float,
     min_rows: int,
-) -> dict[str, list[tuple[KernelRow, int]]]:
+) -> dict[str, list[Checked]]:
     """Check the kernels of one rank, whose clock may differ from this process's."""
     import torch
 
@@ -209,7 +213,7 @@ def _check_rank(
 
 def _check_rows(
     model: Any, dtype: Any, most: int, logits: int, until: float, min_rows: int
-) -> list[tuple[KernelRow, int]]:
+) -> list[Checked]:
     """Check each distinct linear shape of the model.
 
     A step computes logits for `logits` rows at most, one a sequence, and all else for `most`,
@@ -220,9 +224,7 @@ def _check_rows(
         if sizes := _sizes_of(module):
             shapes.setdefault((type(module.quant_method).__name__, *sizes), module)
     found = []
-    for number, ((_, width, columns), module) in enumerate(shapes.items()):
-        now = time.monotonic()
-        share = now + (until - now) / (len(shapes) - number)
+    for ((_, width, columns), module), share in in_shares(shapes.items(), until):
         is_head = hasattr(module, "num_embeddings")
         rows = min(most, logits) if is_head else most
         call = functools.partial(_product, module, 0 if is_head else min_rows)
@@ -287,15 +289,6 @@ def _unfused(chosen: object) -> dict[str, Any]:
                 fix="%detllm use MODEL without it, or %detllm --level repeatable",
             )
     return passes
-
-
-def _backend(config: Any) -> str:
-    backend = getattr(getattr(config, "attention_config", None), "backend", None)
-    return str(getattr(backend, "name", backend))
-
-
-def _cache_dtype(config: Any) -> str:
-    return str(getattr(getattr(config, "cache_config", None), "cache_dtype", "auto"))
 
 
 def _fused(compilation: Any) -> bool:
@@ -372,8 +365,6 @@ def every_rank(method: str, llm: Any, missing: Callable[[Any], str]) -> None:
 
 def patch_missing(worker: Any) -> str:
     """Return which part of the Hopper method is missing in this process; "" if none is."""
-    from jupyter_detllm.invariance._hopper_patch import lacking
-
     return lacking()
 
 

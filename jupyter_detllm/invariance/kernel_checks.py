@@ -6,12 +6,14 @@ It is device-agnostic: it calls what the engine calls, whatever a method has cha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from jupyter_detllm.invariance.base import KernelRow
+from jupyter_detllm.core.levels import Reach
+from jupyter_detllm.errors import InvarianceError
+from jupyter_detllm.invariance.base import KernelCheck, KernelRow
 from jupyter_detllm.probes.ranks import worker_of
 
 __all__ = [
@@ -21,8 +23,15 @@ __all__ = [
     "check_attention",
     "check_attentions",
     "check_linear",
+    "checked",
     "distinct_rows",
+    "in_shares",
 ]
+
+Checked = tuple[KernelRow, int]
+"""A kernel's result, and the longest sequence or the most rows for which it was tried."""
+
+Item = TypeVar("Item")
 
 _DISTINCT = 61
 
@@ -35,6 +44,31 @@ _SHORT = 1000
 """Up to this many tokens the time does not matter, and says little about longer ones."""
 _CHUNK = 61
 """Tokens per chunk: not a multiple of a tile, so that chunks begin inside tiles."""
+
+
+def checked(
+    method: str, attention: Sequence[Checked], linear: Sequence[Checked], sequences: int
+) -> KernelCheck:
+    """Return the result for all kernels of a model; its steps have at most `sequences`.
+
+    Raises
+    ------
+    InvarianceError
+        If nothing was compared for one of them.
+    """
+    found = [*attention, *linear]
+    if not attention or not linear or not all(row.compared for row, _ in found):
+        raise InvarianceError(f"{method}: of some kernels nothing was compared")
+    most = min(sequences, *(reached for _, reached in linear))
+    reach = Reach(min(reached for _, reached in attention), most)
+    return KernelCheck(tuple(row for row, _ in found), reach)
+
+
+def in_shares(items: Collection[Item], until: float) -> Iterator[tuple[Item, float]]:
+    """Yield each item with the time at which its equal share of what is left ends."""
+    for number, item in enumerate(items):
+        now = time.monotonic()
+        yield item, now + (until - now) / (len(items) - number)
 
 
 def distinct_rows(count: int, width: int, dtype: Any, device: Any = "cpu", *, seed: int = 2) -> Any:
@@ -54,7 +88,7 @@ def check_linear(
     most: int,
     until: float,
     device: Any = "cpu",
-) -> tuple[KernelRow, int]:
+) -> Checked:
     """Compare rows computed one by one with the same rows among others.
 
     Parameters
@@ -110,7 +144,7 @@ SequencesOf = Callable[[Sequence[int]], Attend]
 
 def check_attention(
     sequences_of: SequencesOf, name: str, *, tokens: int, sequences: int, until: float
-) -> tuple[KernelRow, int]:
+) -> Checked:
     """Compare a prefill alone with the same positions batched, chunked, cached and decoded.
 
     Parameters
@@ -183,9 +217,7 @@ def attention_builders(worker: Any) -> Iterator[tuple[Any, Any]]:
                 yield group, builder
 
 
-def check_attentions(
-    worker: Any, *, tokens: int, sequences: int, until: float
-) -> list[tuple[KernelRow, int]]:
+def check_attentions(worker: Any, *, tokens: int, sequences: int, until: float) -> list[Checked]:
     """Check each distinct attention of the model with the builders as they are."""
     layers = worker_of(worker).vllm_config.compilation_config.static_forward_context
     kinds: dict[str, tuple[Any, Any]] = {}
@@ -193,9 +225,7 @@ def check_attentions(
         for name in group.layer_names:
             kinds.setdefault(_kind(layers[name].impl), (builder, layers[name]))
     found = []
-    for number, (kind, (builder, layer)) in enumerate(kinds.items()):
-        now = time.monotonic()
-        share = now + (until - now) / (len(kinds) - number)
+    for (kind, (builder, layer)), share in in_shares(kinds.items(), until):
         make = partial(_sequences, builder, layer)
         found.append(check_attention(make, kind, tokens=tokens, sequences=sequences, until=share))
     return found

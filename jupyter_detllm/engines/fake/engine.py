@@ -47,6 +47,7 @@ from jupyter_detllm.engines.fake.model import (
     Tokenizer,
     resolve_sampling,
 )
+from jupyter_detllm.engines.requests import completions_of
 from jupyter_detllm.errors import EngineError, EngineStartError, RequestError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Breaking:
     Parameters
     ----------
     way
-        One of `fake_options.BREAKS`, "" for none.
+        One of `BREAKS`, "" for none.
     level
         Only `invariant` has methods.
     sequential
@@ -313,7 +314,7 @@ class FakeEngine:
     def resolve(self, prompt: Prompt, options: SamplingOptions) -> ResolvedPrompt:
         """Apply chat template, tokenizer and defaults; refuse what cannot be run."""
         ids = self._token_ids(prompt)
-        limit = int(self._options.setting("max_model_len") or 0)
+        limit = self._options.length
         if not ids:
             raise RequestError("the prompt is empty", expected="at least one token")
         if len(ids) >= limit:
@@ -339,36 +340,37 @@ class FakeEngine:
         self, requests: Sequence[GenerationRequest], *, progress: ProgressCallback | None = None
     ) -> GenerationResult:
         """Run one call: every request advances by one token per step."""
-        if not self._alive:
-            raise EngineError("the fake engine was shut down", fix="%detllm use fake")
+        self._check_alive()
         # A call changes only these sequences, so an exception leaves nothing behind.
-        asked = [
-            (index, completion, self._sequence(requests, index, completion))
-            for index, request in enumerate(requests)
-            for completion in range(len(request.seeds))
-        ]
+        jobs = completions_of(requests)
+        asked = [self._sequence(requests, i.prompt_index, i.completion_index) for i in jobs]
         self._breaking.ran(requests)
         start = time.perf_counter()
         block = int(self._options.setting("block_size") or 16)
         caching = bool(self._options.setting("enable_prefix_caching"))
         meter = Meter(requests, block, self._seen if caching else None)
-        lengths = [requests[i].prompt_length for i, _, _ in asked]
-        self._run([s for _, _, s in asked], lengths, len(requests), meter, progress)
-        tokens = sum(len(sequence.ids) for _, _, sequence in asked)
-        done = (sequence.generation(i, j, self._options.evidence) for i, j, sequence in asked)
-        return GenerationResult(tuple(done), meter.stats(time.perf_counter() - start, tokens))
+        lengths = [requests[job.prompt_index].prompt_length for job in jobs]
+        self._run(asked, lengths, len(requests), meter, progress)
+        tokens = sum(len(sequence.ids) for sequence in asked)
+        done = tuple(
+            sequence.generation(job.prompt_index, job.completion_index, self._options.evidence)
+            for job, sequence in zip(jobs, asked, strict=True)
+        )
+        return GenerationResult(done, meter.stats(time.perf_counter() - start, tokens))
 
     def score(self, request: GenerationRequest, generation: Generation) -> tuple[TokenScore, ...]:
         """Score recorded tokens one after the other."""
-        if not self._alive:
-            raise EngineError("the fake engine was shut down", fix="%detllm use fake")
-        limit = int(self._options.setting("max_model_len") or 0)
-        if request.prompt_length + len(generation.token_ids) > limit:
+        self._check_alive()
+        if request.prompt_length + len(generation.token_ids) > self._options.length:
             raise RequestError("the recorded tokens do not fit the engine")
         if any(token >= self._tokenizer.size for token in generation.token_ids):
             raise RequestError("a recorded token does not exist in this tokenizer")
         sequence = self._sequence([request], 0, generation.completion_index)
         return tuple(sequence.score(token) for token in generation.token_ids)
+
+    def _check_alive(self) -> None:
+        if not self._alive:
+            raise EngineError("the fake engine was shut down", fix="%detllm use fake")
 
     def _run(
         self,
@@ -411,7 +413,7 @@ class FakeEngine:
         if sampling.temperature == 0.0:
             own = completion if sampling.beam_width else None
         state = [self._options.weights, self._shift, str(request.prompt_tokens), params, own]
-        room = int(self._options.setting("max_model_len") or 0) - request.prompt_length
+        room = self._options.length - request.prompt_length
         return FakeSequence(
             self._tokenizer,
             self._shift,

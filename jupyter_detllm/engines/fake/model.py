@@ -211,20 +211,21 @@ class FakeOptions:
             else:
                 raise _unknown_option(spelled, [*own, *ENGINE_DEFAULTS])
         read = cls(**values, engine=tuple(sorted(engine.items())))  # type: ignore[arg-type]
-        if read.broken_invariance not in {"", *BREAKS}:
-            raise UsageError(
-                f"broken_invariance is {read.broken_invariance!r:.40}", expected=", ".join(BREAKS)
-            )
-        if read.broken_kernel not in {"", *KERNELS}:
-            raise UsageError(
-                f"broken_kernel is {read.broken_kernel!r:.40}", expected=", ".join(KERNELS)
-            )
+        for name, known in (("broken_invariance", BREAKS), ("broken_kernel", KERNELS)):
+            if getattr(read, name) not in {"", *known}:
+                given = getattr(read, name)
+                raise UsageError(f"{name} is {given!r:.40}", expected=", ".join(known))
         read.drifted_field()
         return read
 
     def setting(self, name: str) -> FieldValue:
         """Return the value in force of an option that has a fingerprint field."""
         return dict(self.engine).get(name, ENGINE_DEFAULTS[name][1])
+
+    @property
+    def length(self) -> int:
+        """Longest sequence, in tokens."""
+        return int(self.setting("max_model_len") or 0)
 
     def drifted_field(self) -> tuple[str, str] | None:
         """Return name and value of the simulated fingerprint field."""
