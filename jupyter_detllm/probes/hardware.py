@@ -10,11 +10,10 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.probes.nvidia import clocks, gpu_memory, topology, visible_gpus
-from jupyter_detllm.probes.process import cpuinfo, main_memory, physical_cores, usable_cpus
+from jupyter_detllm.probes.process import main_memory, physical_cores, read_text, usable_cpus
 
 __all__ = [
     "Cpu",
@@ -24,6 +23,7 @@ __all__ = [
     "memory_use",
     "parse_cpuinfo",
     "parse_sysctl",
+    "resident",
 ]
 
 #: Flags that oneDNN, MKL, OpenBLAS and vLLM's CPU kernels choose a kernel by.
@@ -56,7 +56,7 @@ class Cpu:
 
     def isa_text(self) -> str:
         """Return vendor and flags: MKL also chooses its kernels by vendor."""
-        return ", ".join([part for part in (self.vendor,) if part] + sorted(self.flags))
+        return ", ".join(filter(None, (self.vendor, *sorted(self.flags))))
 
 
 @cache
@@ -64,7 +64,7 @@ def cpu() -> Cpu:
     """Return the processor; what the platform does not report is empty."""
     if sys.platform == "darwin":
         return _from_sysctl()
-    text = cpuinfo()
+    text = read_text("/proc/cpuinfo")
     return parse_cpuinfo(text) if text else Cpu("", platform.processor(), frozenset())
 
 
@@ -109,11 +109,6 @@ def parse_sysctl(text: str) -> Cpu:
     return Cpu(vendor, values.get("machdep.cpu.brand_string", ""), DISPATCH_FLAGS & flags)
 
 
-def cores_text() -> str:
-    """Return physical cores, logical CPUs, and the number of usable CPUs."""
-    return f"{physical_cores()} cores, {os.cpu_count() or 1} threads, {usable_cpus()} usable"
-
-
 # The same architecture has different names on different systems.
 _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
@@ -121,6 +116,7 @@ _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 def collect() -> dict[str, FieldValue]:
     """Return the hardware fields; None for what is unknown, and of GPUs without any."""
     processor, gpus, memory = cpu(), visible_gpus(), main_memory()
+    machine = platform.machine().lower()
     return {
         # Each name once: their number is informational, and a separate field.
         "hardware.gpu": _each_once(gpu.name for gpu in gpus),
@@ -131,19 +127,16 @@ def collect() -> dict[str, FieldValue]:
         "hardware.gpu_clocks": clocks(),
         "hardware.cpu_isa": processor.isa_text() or None,
         "hardware.cpu_model": processor.model or None,
-        "hardware.cpu_cores": cores_text(),
+        "hardware.cpu_cores": (
+            f"{physical_cores()} cores, {os.cpu_count() or 1} threads, {usable_cpus()} usable"
+        ),
         "hardware.memory": memory // 2**20 if memory else None,
-        "hardware.machine": _machine(),
+        "hardware.machine": _MACHINES.get(machine, machine) or None,
     }
 
 
 def _each_once(texts: Iterable[str]) -> str | None:
     return ", ".join(dict.fromkeys(texts)) or None
-
-
-def _machine() -> str | None:
-    name = platform.machine().lower()
-    return _MACHINES.get(name, name) or None
 
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -182,16 +175,13 @@ def memory_use() -> MemoryUse | None:
         used, total = max(devices, key=lambda pair: pair[0] / pair[1])
         return MemoryUse("GPU", used, used, total)
     total = _main_memory()
-    found = _resident()
+    found = resident()
     return MemoryUse("process", *found, total) if found and total else None
 
 
-def _resident() -> tuple[int, int] | None:
+def resident() -> tuple[int, int] | None:
     """Return resident bytes of this process, current and peak."""
-    try:
-        text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
+    text = read_text("/proc/self/status")
     sizes = {name: int(kib) * 1024 for name, kib in re.findall(r"Vm(RSS|HWM):\s+(\d+) kB", text)}
     if len(sizes) < 2:
         return None
@@ -200,14 +190,7 @@ def _resident() -> tuple[int, int] | None:
 
 def _main_memory() -> int:
     """Return the main memory that this process may use; 0 if unknown."""
-    limits = [limit for path in _LIMITS if (limit := _limit(Path(path)))]
+    texts = (read_text(path).strip() for path in _LIMITS)
+    limits = [int(text) for text in texts if text.isascii() and text.isdecimal()]
     physical = main_memory()
-    return min([physical, *limits]) if physical else 0
-
-
-def _limit(path: Path) -> int:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return 0
-    return int(text) if text.isdecimal() else 0
+    return min([physical, *filter(None, limits)]) if physical else 0

@@ -17,13 +17,13 @@ from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.redact import REDACTED, looks_secret, redact_text
 
 __all__ = [
-    "cpuinfo",
     "hash_seed_in_force",
     "home_and_user",
     "initial_environment",
     "main_memory",
     "parent_interpreter",
     "physical_cores",
+    "read_text",
     "shown_option",
     "shown_text",
     "usable_cpus",
@@ -89,10 +89,10 @@ def main_memory() -> int | None:
         return None
 
 
-def cpuinfo() -> str:
-    """Return the text of ``/proc/cpuinfo``; empty where there is none."""
+def read_text(path: str | Path) -> str:
+    """Return the text of a file; empty where there is none or it cannot be read."""
     try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -102,7 +102,7 @@ def physical_cores() -> int:
     """Return the number of physical cores; the logical CPUs if unknown."""
     cores = set()
     socket = ""
-    for line in cpuinfo().splitlines():
+    for line in read_text("/proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "physical id":
             socket = value.strip()

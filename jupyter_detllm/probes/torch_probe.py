@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.probes.process import read_text
 
 __all__ = ["built_with", "collect", "openmp_runtimes"]
 
@@ -17,7 +17,7 @@ _RUNTIMES = re.compile(r"/(lib(?:gomp|iomp5|omp))[-.][^/\n]*$", re.MULTILINE)
 
 
 def collect() -> dict[str, FieldValue]:
-    """Return torch's fields, none when torch is not imported; None for those of CUDA without it."""
+    """Return torch's fields: none when torch is not imported, those of CUDA only with it."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_num_threads"):
         return {}
@@ -28,10 +28,7 @@ def collect() -> dict[str, FieldValue]:
         "torch.cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "torch.deterministic_algorithms": _MODES[torch.get_deterministic_debug_mode()],
         "torch.float32_matmul_precision": _float32_precision(torch),
-        "torch.cudnn_flags": _cudnn_flags(torch.backends.cudnn) if with_cuda else None,
-        "torch.reduced_precision": (
-            _reduced_precision(torch.backends.cuda.matmul) if with_cuda else None
-        ),
+        **(_cuda_flags(torch.backends) if with_cuda else {}),
     }
 
 
@@ -44,14 +41,12 @@ def _float32_precision(torch: Any) -> str:
         return str(torch.backends.cuda.matmul.fp32_precision)
 
 
-def _cudnn_flags(cudnn: Any) -> str:
-    return f"deterministic={bool(cudnn.deterministic)}, benchmark={bool(cudnn.benchmark)}"
-
-
-def _reduced_precision(matmul: Any) -> str:
+def _cuda_flags(backends: Any) -> dict[str, FieldValue]:
+    cudnn, matmul = backends.cudnn, backends.cuda.matmul
     bf16 = bool(matmul.allow_bf16_reduced_precision_reduction)
     fp16 = bool(matmul.allow_fp16_reduced_precision_reduction)
-    return f"bf16={bf16}, fp16={fp16}"
+    flags = f"deterministic={bool(cudnn.deterministic)}, benchmark={bool(cudnn.benchmark)}"
+    return {"torch.cudnn_flags": flags, "torch.reduced_precision": f"bf16={bf16}, fp16={fp16}"}
 
 
 def _blas(torch: Any) -> str:
@@ -81,8 +76,4 @@ def built_with(text: str) -> list[str]:
 
 def openmp_runtimes() -> list[str]:
     """Return the OpenMP runtimes loaded into this process, without version suffixes."""
-    try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return sorted(set(_RUNTIMES.findall(maps)))
+    return sorted(set(_RUNTIMES.findall(read_text("/proc/self/maps"))))

@@ -53,6 +53,7 @@ from jupyter_detllm.invariance.base import (
     this_host,
 )
 from jupyter_detllm.models import ResolvedModel
+from jupyter_detllm.probes.hardware import resident
 from jupyter_detllm.probes.software import REMOVE_VISION, misfit_here
 
 __all__ = [
@@ -202,11 +203,8 @@ class TorchState:
 
 def resident_mib() -> int | None:
     """Return the main memory of this process, in MiB; None if unknown."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
+    found = resident()
+    return found[0] >> 20 if found else None
 
 
 def return_memory() -> None:
