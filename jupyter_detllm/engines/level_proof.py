@@ -55,12 +55,7 @@ def prove(
     A pass cached for this fingerprint and model is not repeated in full. A small part is
     repeated, to catch a method that is not active.
 
-    Parameters
-    ----------
-    engine
-        Started for the level `invariant`.
-    fingerprint
-        Returns the current fingerprint, which includes the active method.
+    `fingerprint` returns the current one, which includes the active method.
 
     Raises
     ------

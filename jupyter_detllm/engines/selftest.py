@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.compare import EvidenceState, PairComparison, compare_generations
@@ -211,7 +212,7 @@ def plan_test(form: Form, room: Room | None = None) -> TestPlan:
     if form is Form.LONG:
         questions += _more_questions(room, tokens)
     draft = _Draft(form, room, questions, _long_questions(room, form, tokens))
-    return draft.plan(_fillers(room, form, tokens))
+    return draft.plan(*_fillers(room, form, tokens))
 
 
 def _questions(room: Room, tokens: int) -> tuple[Question, ...]:
@@ -256,14 +257,16 @@ def _long_questions(room: Room, form: Form, tokens: int) -> tuple[Question, ...]
     return tuple(out.values())
 
 
-def _fillers(room: Room, form: Form, tokens: int) -> tuple[Question, ...]:
-    """Return filler prompts, the last of them long prefills.
+def _fillers(
+    room: Room, form: Form, tokens: int
+) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
+    """Return filler prompts: short ones, and long prefills.
 
     If prefill is fast, or in the long form, there are too many of these for one step, so that
     some share steps with decoding.
     """
     count = min(_MANY, room.sequences) if room.fast_prefill else 12
-    short = [
+    short = tuple(
         Question(
             f"neighbour {i}",
             f"{_text(6 + 7 * (i % 12), i)}{'' if i < 12 else f' {i}'}",
@@ -271,14 +274,13 @@ def _fillers(room: Room, form: Form, tokens: int) -> tuple[Question, ...]:
             0.9 if i % 2 else 0.0,
         )
         for i in range(count)
-    ]
+    )
     words = room.words(1400)
     several = room.fast_prefill or form is Form.LONG
     count = min(16, 2 + room.step_tokens // max(words, 1)) if several else 1
     if not several:
         words = room.words(600)
-    long = [Question(f"long prefill {i}", _text(words, i), 2) for i in range(count)]
-    return (*short, *long)
+    return short, tuple(Question(f"long prefill {i}", _text(words, i), 2) for i in range(count))
 
 
 def _together(questions: tuple[Question, ...], begin: int = 0) -> tuple[Ask, ...]:
@@ -294,11 +296,11 @@ class _Draft:
     mixed: tuple[Question, ...]
     long: tuple[Question, ...]
 
-    def plan(self, fillers: tuple[Question, ...]) -> TestPlan:
-        """Return the plan; `fillers` are the filler prompts of every test."""
-        prefixes = self._prefixes()
+    def plan(self, neighbours: tuple[Question, ...], prefills: tuple[Question, ...]) -> TestPlan:
+        """Return the plan, given the filler prompts of every test: short ones and long ones."""
         chunks = self._chunks()
-        asks = _Fillers(fillers, prefixes, chunks)
+        groups = (neighbours, prefills, self._prefixes(), chunks)
+        asks = _Fillers.of(*groups)
         compositions = [*self._compositions(asks), *self._long_compositions(asks)]
         first: list[Composition] = []
         if self.room.prefix_cache:
@@ -309,7 +311,7 @@ class _Draft:
         return TestPlan(
             self.form,
             (*self.mixed, *self.long),
-            (*fillers, *prefixes, *chunks),
+            tuple(itertools.chain(*groups)),
             tuple(compositions),
             tuple(first),
         )
@@ -416,31 +418,24 @@ class _Draft:
         )
 
 
-class _Fillers:
+class _Fillers(NamedTuple):
     """The fillers of a plan, by purpose."""
 
-    def __init__(
-        self,
-        fillers: tuple[Question, ...],
-        prefixes: tuple[Question, ...],
-        chunks: tuple[Question, ...],
-    ) -> None:
-        every = tuple(Ask(i, (0,), filler=True) for i in range(len(fillers)))
-        named = zip(every, fillers, strict=True)
-        long = {ask.question for ask, item in named if item.label.startswith("long prefill")}
-        self.neighbours = tuple(ask for ask in every if ask.question not in long)
-        self.prefills = tuple(ask for ask in every if ask.question in long)
-        begin = len(fillers)
-        self.prefixes = tuple(Ask(begin + i, (0,), filler=True) for i in range(len(prefixes)))
-        begin += len(prefixes)
-        self.chunks = tuple(Ask(begin + i, (0,), filler=True) for i in range(len(chunks)))
+    neighbours: tuple[Ask, ...]
+    prefills: tuple[Ask, ...]
+    prefixes: tuple[Ask, ...]
+    chunks: tuple[Ask, ...]
+
+    @classmethod
+    def of(cls, *groups: tuple[Question, ...]) -> _Fillers:
+        """Return the asks for each group of questions, numbered through."""
+        numbers = itertools.count()
+        return cls(*(tuple(Ask(next(numbers), (0,), filler=True) for _ in part) for part in groups))
 
 
 def _mixed(left: tuple[Ask, ...], right: tuple[Ask, ...]) -> tuple[Ask, ...]:
-    out: list[Ask] = []
-    for i in range(max(len(left), len(right))):
-        out += [*left[i : i + 1], *right[i : i + 1]]
-    return tuple(out)
+    pairs = itertools.chain(*itertools.zip_longest(left, right))
+    return tuple(ask for ask in pairs if ask is not None)
 
 
 def plan_preemption(room: Room | None = None) -> TestPlan:
@@ -590,21 +585,8 @@ def room_of(fields: Mapping[str, FieldValue], *, fast_prefill: bool = False) -> 
 def check_kernels(engine: Engine, room: Room, seconds: float) -> KernelCheck | None:
     """Check the engine's kernels directly, up to its limits.
 
-    A kernel that cannot be called is a failure, with the reason in the row.
-
-    Parameters
-    ----------
-    engine
-        A live engine.
-    room
-        Its limits.
-    seconds
-        Time limit.
-
-    Returns
-    -------
-    KernelCheck or None
-        None for an engine or a method without a kernel-level part.
+    A kernel that cannot be called is a failure, with the reason in the row. None for an engine
+    or a method without a kernel-level part.
     """
     if not isinstance(engine, KernelChecked):
         return None
@@ -636,8 +618,6 @@ def run_test(
     engine
         Its kernels are checked first, if it supports that and the form has time for it; after
         that, only its `resolve` and `generate` are used.
-    plan
-        What to test.
     method
         Name of the active method.
     room
@@ -666,7 +646,12 @@ def run_test(
     rows: tuple[CompositionRow, ...] = ()
     shown = Reach(0, 0)
     if kernels is None or kernels.held or not stop_early:
-        bench = _bench(engine, plan)
+        bench = _Bench(
+            engine,
+            [_request(engine, item, i) for i, item in enumerate(plan.questions)],
+            [_request(engine, item, 1000 + i) for i, item in enumerate(plan.fillers)],
+            tuple(item.label for item in plan.questions),
+        )
         rows = bench.rows(plan, lambda name: say(f"self-test ({method}): {name}"), stop_early)
         shown = bench.shown(plan, room)
     test = SelfTest(method, plan.form, rows, engine.capabilities.evidence)
@@ -688,12 +673,6 @@ def _reach(method: str, room: Room, kernels: KernelCheck | None, shown: Reach) -
     found = kernels.reach
     wider = shown.tokens >= found.tokens and shown.sequences >= found.sequences
     return shown if wider else found
-
-
-def _bench(engine: Engine, plan: TestPlan) -> _Bench:
-    questions = [_request(engine, item, i) for i, item in enumerate(plan.questions)]
-    fillers = [_request(engine, item, 1000 + i) for i, item in enumerate(plan.fillers)]
-    return _Bench(engine, questions, fillers, tuple(item.label for item in plan.questions))
 
 
 def _request(engine: Engine, question: Question, seed: int) -> GenerationRequest:

@@ -241,13 +241,8 @@ class Method:
     def uncovered(self, model: Any) -> str:
         """Return why it does not apply to a model, by vLLM's config; "" if it does.
 
-        Called before the weights are loaded. Checks that need the loaded modules are in
-        `install`.
-
-        Parameters
-        ----------
-        model
-            The `vllm.config.ModelConfig`.
+        `model` is the `vllm.config.ModelConfig`, before the weights are loaded. Checks that
+        need the loaded modules are in `install`.
         """
         return ""
 

@@ -247,12 +247,7 @@ def _kind(impl: Any) -> str:
 def _sequences(builder: Any, layer: Any, lengths: Sequence[int]) -> Attend:
     """Return attention over random keys, values and queries in a separate cache.
 
-    Parameters
-    ----------
-    builder, layer
-        The engine's metadata builder and one of its layers.
-    lengths
-        Tokens of each sequence.
+    `builder` builds the engine's metadata for `layer`; `lengths` are in tokens.
     """
     import torch
 

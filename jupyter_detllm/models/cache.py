@@ -90,12 +90,7 @@ _CHUNK_BYTES = 1 << 20
 def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str:
     """Return the lower-case hex SHA-256 of a file.
 
-    Parameters
-    ----------
-    path
-        A readable file.
-    advance
-        Called with the number of bytes of each chunk read.
+    `advance` is called with the number of bytes of each chunk read.
     """
     digest = hashlib.sha256()
     buffer = bytearray(_CHUNK_BYTES)

@@ -29,17 +29,7 @@ def collect_environment(
     engine_fields: Mapping[str, FieldValue] | None = None,
     model_fields: Mapping[str, FieldValue] | None = None,
 ) -> Fingerprint:
-    """Return the current fingerprint of this process.
-
-    Parameters
-    ----------
-    control_report
-        The report on the determinism controls.
-    engine_fields
-        `engine.*` fields as resolved in the live engine.
-    model_fields
-        `model.*` fields.
-    """
+    """Return the current fingerprint of this process; `engine_fields` are the live engine's."""
     values: dict[str, FieldValue] = {
         **software.collect(),
         **hardware.collect(),

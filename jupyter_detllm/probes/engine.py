@@ -308,14 +308,7 @@ def _scheme(llm: Any) -> FieldValue:
 def model_fields(llm: Any, *, name: str, revision: str | None = None) -> dict[str, FieldValue]:
     """Return the `model.*` fields that vLLM knows; `ModelIdentity` has the digests.
 
-    Parameters
-    ----------
-    llm
-        The live engine.
-    name
-        Display name, without a path.
-    revision
-        Commit of a hub model.
+    `name` is for display, without a path; `revision` is the commit of a hub model.
     """
     architecture = _get(llm.llm_engine.vllm_config, "model_config.architecture")
     defaults = generation_defaults(llm)

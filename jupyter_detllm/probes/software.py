@@ -106,14 +106,9 @@ def package_list() -> tuple[str, ...]:
 
 
 def build_values(dist: str, file: str) -> Mapping[str, str]:
-    """Return the text constants of an installed version file, without running it.
+    """Return the text constants of a file of distribution `dist`, without running it.
 
-    Parameters
-    ----------
-    dist
-        Distribution that owns the file.
-    file
-        Path inside the distribution, such as ``torch/version.py``.
+    `file` is its path there, such as ``torch/version.py``.
     """
     found = distributions().get(dist)
     return {} if found is None else _constants(found, file)

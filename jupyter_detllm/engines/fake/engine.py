@@ -140,16 +140,9 @@ BLOCKS = 4096
 
 
 class Meter:
-    """Measures one call.
+    """Measures one call, whose KV cache has blocks of `block_size` tokens.
 
-    Parameters
-    ----------
-    requests
-        What is asked.
-    block_size
-        Tokens per block of the KV cache.
-    seen
-        Prompts that the prefix cache would hold; None where it is off.
+    `seen` are the prompts that the prefix cache would hold; None where it is off.
     """
 
     def __init__(

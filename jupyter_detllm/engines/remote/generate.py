@@ -38,14 +38,9 @@ class Pieces:
         self._byte_level: bool | None = None
 
     async def offsets(self, ids: Sequence[int], text: str, *, ended: bool) -> tuple[int, ...]:
-        """Return the byte of `text` at which each token starts.
+        """Return the byte of `text` at which each token of a completion starts.
 
-        Parameters
-        ----------
-        ids, text
-            A completion.
-        ended
-            Whether its last token may be one that is omitted from the text.
+        If it has `ended` by itself, its last token may be one that is omitted from the text.
         """
         own = await self._of_text(text)
         parts: list[bytes | None] = []
@@ -278,16 +273,9 @@ def _entries(logprobs: Any, count: int) -> list[dict[int, _Logprob]]:
 async def read_stream(
     events: AsyncIterator[Any], most: int, tell: Callable[[int], None]
 ) -> Transcript:
-    """Read a stream.
+    """Read a stream; `tell` is called with the number of tokens of each event.
 
-    Parameters
-    ----------
-    events
-        The server's, as they come.
-    most
-        Requested tokens; a stream with more is not read to its end.
-    tell
-        Called with the tokens of each event.
+    `most` is the number of requested tokens: a stream with more is not read to its end.
 
     Raises
     ------

@@ -356,14 +356,8 @@ _TOKENIZE = "/tokenize"
 async def connect(server: Connection, wanted: str, report: Callable[[str], None]) -> ServerFacts:
     """Return what a server reports about itself, after it has generated one token.
 
-    Parameters
-    ----------
-    server
-        A client that has sent nothing yet.
-    wanted
-        Name of the served model; "" if only one is served.
-    report
-        Called with one line per stage.
+    `wanted` is the name of the served model, "" if only one is served; `report` is called with
+    one line per stage.
 
     Raises
     ------

@@ -89,18 +89,9 @@ __all__ = ["Detokenizer", "VLLMOfflineEngine", "VLLMRun", "prompt_tokens", "scor
 def prompt_tokens(
     prompt: Prompt, tokenizer: Any, *, vocabulary: int, chat_template: str | None = None
 ) -> tuple[int, ...]:
-    """Return the token ids the model sees.
+    """Return the token ids the model sees; it knows `vocabulary` ids.
 
-    Parameters
-    ----------
-    prompt
-        Messages, text or token ids.
-    tokenizer
-        Of the engine.
-    vocabulary
-        Number of ids that the model knows.
-    chat_template
-        Used in place of the tokenizer's own.
+    `chat_template` is used in place of the tokenizer's own.
 
     Raises
     ------

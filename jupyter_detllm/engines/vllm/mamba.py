@@ -20,13 +20,7 @@ _MIXER = "MambaMixer"
 
 
 def complete_mamba(model: Any) -> None:
-    """Make the Mamba layers of a loaded model run on CPU, if they do not already.
-
-    Parameters
-    ----------
-    model
-        The module that vLLM has loaded.
-    """
+    """Make the Mamba layers of a module that vLLM has loaded run on CPU, if they do not already."""
     mixers = [module for module in model.modules() if type(module).__name__ == _MIXER]
     if not mixers:
         return

@@ -36,6 +36,7 @@ __all__ = [
 
 DEFAULT_MAX_MODEL_LEN = 8192
 GIB = 1 << 30
+_KV_UNIT = 1 << 26
 _OURS = {
     "model": "%detllm use MODEL",
     "seed": "%detllm --seed N",
@@ -80,18 +81,7 @@ def model_config(arguments: Mapping[str, object]) -> Any:
 
 
 def vllm_size(arguments: Mapping[str, object]) -> ModelSize:
-    """Return the size of a model as vLLM itself reads it from the model's config.
-
-    Parameters
-    ----------
-    arguments
-        Those of `vllm.LLM`, the model among them.
-
-    Raises
-    ------
-    Exception
-        As `model_config` does.
-    """
+    """Return the size of a model as vLLM itself reads it; raises what `model_config` does."""
     model = model_config(arguments)
     kv_bytes = 0
     if not model.is_attention_free:
@@ -219,14 +209,12 @@ def engine_arguments(
     Raises `UsageError` as `check_options` does, and what `ask` raises.
     """
     chosen = check_options(spec.options, names)
-    arguments: dict[str, object] = {
-        "revision": revision,
-        "tokenizer_revision": revision,
-    }
-    arguments["use_tqdm_on_load"] = False  # its progress bar is a widget in a notebook
+    # vLLM's progress bar is a widget in a notebook.
+    arguments: dict[str, object] = {"use_tqdm_on_load": False}
+    if revision is not None:
+        arguments |= {"revision": revision, "tokenizer_revision": revision}
     if spec.level is not Level.SEEDED:
         arguments |= {"enable_prefix_caching": False, "async_scheduling": False}
-    arguments = {name: value for name, value in arguments.items() if value is not None}
     if cpu:
         arguments["enforce_eager"] = True
         size = _stated_size(config or {}, chosen)
@@ -250,9 +238,10 @@ def _cpu_sizes(size: ModelSize, chosen: Mapping[str, object]) -> dict[str, objec
     explicit KV cache makes the number of blocks independent of free memory.
     """
     length = _given_length(chosen) or min(size.length, DEFAULT_MAX_MODEL_LEN)
+    needed = length * size.kv_bytes * 5 // 4
     sizes: dict[str, object] = {
         "max_model_len": length,
-        "kv_cache_memory_bytes": max(GIB, _round_up(length * size.kv_bytes * 5 // 4)),
+        "kv_cache_memory_bytes": max(GIB, -(-needed // _KV_UNIT) * _KV_UNIT),
     }
     if not chosen.get("enable_chunked_prefill"):
         sizes["enable_chunked_prefill"] = False
@@ -290,10 +279,6 @@ def kv_bytes_per_token(config: Mapping[str, Any], chosen: Mapping[str, object]) 
         return 0
     dtype = str(chosen.get("dtype") or text.get("dtype") or text.get("torch_dtype"))
     return 2 * layers * kv_heads * width * _DTYPE_BYTES.get(dtype, 2)
-
-
-def _round_up(size: int, unit: int = 1 << 26) -> int:
-    return -(-size // unit) * unit
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

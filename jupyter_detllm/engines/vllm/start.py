@@ -312,12 +312,8 @@ class ActiveMethod:
     def look_at(self, config: Callable[[], Any]) -> None:
         """Refuse a model that no method applies to, before its weights are loaded.
 
-        If one sequence at a time is acceptable, nothing is refused.
-
-        Parameters
-        ----------
-        config
-            Returns the `vllm.config.ModelConfig`.
+        `config` returns its `vllm.config.ModelConfig`. If one sequence at a time is acceptable,
+        nothing is refused.
 
         Raises
         ------

@@ -263,12 +263,7 @@ def no_orphans() -> Iterator[None]:
 
 
 class Ranks:
-    """The worker processes of an engine; none if its only worker is in this process.
-
-    Parameters
-    ----------
-    llm
-        A `vllm.LLM` that has just started.
+    """The worker processes of an engine that has just started; none if its only one is this.
 
     Attributes
     ----------
