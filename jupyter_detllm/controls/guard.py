@@ -79,14 +79,9 @@ def apply(
 
     Parameters
     ----------
-    level, modifiers
-        What is asked for.
-    engine_started
-        Whether an engine of ours runs.
-    engine
-        Which engine runs or is to be started.
-    ranks
-        How many processes it computes in.
+    engine_started, engine, ranks
+        Whether an engine of ours runs; which one runs or is to be started; in how many
+        processes it computes.
     method
         The method of batch invariance in force; "" for the one that this machine's engines
         are started for.

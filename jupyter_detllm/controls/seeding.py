@@ -368,16 +368,8 @@ def worker_init_fn(worker_id: int) -> None:
 def seed_child(index: int, seed: int | None = None) -> int:
     """Seed a `multiprocessing` child and return its seed.
 
-    Parameters
-    ----------
-    index
-        Number of the child among its siblings, 0 or more.
-    seed
-        Root seed; the parent's by default.
-
-    Notes
-    -----
-    The child's seed is the first 63 bits of SHA-256 over the canonical list
+    `index` is the child's number among its siblings, 0 or more; `seed` is the root seed, the
+    parent's by default. The child's seed is the first 63 bits of SHA-256 over the canonical list
     ``["child", root seed, index]``.
     """
     root = seed if seed is not None else _inherited_seed()

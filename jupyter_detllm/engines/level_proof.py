@@ -45,10 +45,7 @@ Report = Callable[[str], None]
 
 
 def prove(
-    engine: Engine,
-    fingerprint: Callable[[], Fingerprint],
-    *,
-    progress: Report | None = None,
+    engine: Engine, fingerprint: Callable[[], Fingerprint], *, progress: Report | None = None
 ) -> SelfTest:
     """Find the first method whose self-test passes, and record the result on the engine.
 
@@ -101,10 +98,7 @@ def room_in(engine: Engine) -> Room:
 
 
 def short_test(
-    engine: Invariant,
-    fingerprint: Fingerprint,
-    model: ModelIdentity,
-    progress: Report | None,
+    engine: Invariant, fingerprint: Fingerprint, model: ModelIdentity, progress: Report | None
 ) -> SelfTest:
     """Return the result of the short self-test for the active method."""
     method = engine.method

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jupyter_detllm.core.generation import EVIDENCE_K, GenerationRequest, Sampling
+from jupyter_detllm.core.generation import EVIDENCE_K, GenerationRequest, Prompt, Sampling
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import RequestError
 
@@ -21,6 +21,7 @@ __all__ = [
     "completions_of",
     "eos_ids",
     "fit_length",
+    "given_ids",
     "resolve_sampling",
     "to_vllm",
 ]
@@ -79,6 +80,22 @@ def check_requests(
             )
 
 
+def given_ids(prompt: Prompt, vocabulary: int) -> tuple[int, ...]:
+    """Return the token ids that a prompt consists of.
+
+    Raises
+    ------
+    RequestError
+        If one is none of the `vocabulary` ids that the model knows.
+    """
+    wrong = next((i for i in prompt.token_ids if not 0 <= i < vocabulary), None)
+    if wrong is not None:
+        raise RequestError(
+            f"the prompt holds the token id {wrong}", expected=f"0 to {vocabulary - 1}"
+        )
+    return tuple(prompt.token_ids)
+
+
 MIN_TEMPERATURE = 0.01
 """vLLM raises positive temperatures to this minimum; so does the resolved value."""
 
@@ -120,7 +137,7 @@ def resolve_sampling(
     RequestError
         For values that are out of range or exclude each other.
     """
-    asked = {k: v for k, v in _as_dict(options).items() if v is not None}
+    asked = {k: v for k, v in dataclasses.asdict(options).items() if v is not None}
     if options.beam_width is not None:
         return _beam(options, asked, tokenizer_eos, max_logprobs)
     if options.length_penalty is not None:
@@ -142,15 +159,8 @@ def _as_it_runs(sampling: Sampling) -> Sampling:
     return sampling
 
 
-def _as_dict(options: SamplingOptions) -> dict[str, Any]:
-    return {item.name: getattr(options, item.name) for item in dataclasses.fields(options)}
-
-
 def _beam(
-    options: SamplingOptions,
-    asked: Mapping[str, Any],
-    tokenizer_eos: int | None,
-    max_logprobs: int,
+    options: SamplingOptions, asked: Mapping[str, Any], tokenizer_eos: int | None, max_logprobs: int
 ) -> Sampling:
     width = asked["beam_width"]
     refused = [name for name in _NOT_IN_BEAM_SEARCH if name in asked]

@@ -677,9 +677,7 @@ def _reach(method: str, room: Room, kernels: KernelCheck | None, shown: Reach) -
 
 def _request(engine: Engine, question: Question, seed: int) -> GenerationRequest:
     options = SamplingOptions(
-        temperature=question.temperature,
-        max_tokens=question.max_tokens,
-        ignore_eos=True,
+        temperature=question.temperature, max_tokens=question.max_tokens, ignore_eos=True
     )
     words = question.text.split()
     if question.length:

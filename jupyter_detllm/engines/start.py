@@ -136,12 +136,8 @@ def start_engine(
 
     Parameters
     ----------
-    name, spec
-        Which engine, and how.
     controls
         The report on the determinism controls, which a self-test depends on.
-    progress
-        Called with one line per stage.
     prove
         Whether to prove the level `invariant` with its self-test; without that it cannot be
         relied on.

@@ -21,14 +21,7 @@ from typing import Any
 
 from jupyter_detllm.invariance.kernel_checks import distinct_rows
 
-__all__ = [
-    "TILE_ROWS",
-    "RowGroup",
-    "in_group",
-    "in_tiles",
-    "measure_group",
-    "tile_tokens",
-]
+__all__ = ["TILE_ROWS", "RowGroup", "in_group", "in_tiles", "measure_group", "tile_tokens"]
 
 Linear = Callable[[Any, Any, Any], Any]
 

@@ -240,8 +240,7 @@ def _require_converter() -> None:
     missing = [name for name in ("gguf", "numpy") if importlib.util.find_spec(name) is None]
     if missing:
         raise ModelError(
-            f"the demo model's conversion needs {' and '.join(missing)}",
-            fix=installing("cpu"),
+            f"the demo model's conversion needs {' and '.join(missing)}", fix=installing("cpu")
         )
 
 

@@ -138,11 +138,7 @@ def _nccl() -> str | None:
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 
-_WAYS = {
-    "symm_mem_comm": "symmetric memory",
-    "fi_ar_comm": "FlashInfer",
-    "ca_comm": "custom",
-}
+_WAYS = {"symm_mem_comm": "symmetric memory", "fi_ar_comm": "FlashInfer", "ca_comm": "custom"}
 """vLLM's methods of summing over ranks on a GPU, in the order in which it tries them."""
 
 

@@ -155,10 +155,7 @@ def misfit_here() -> str | None:
     """Return the `misfit` of the installed packages."""
     vision, torch = dist_version("torchvision"), dist_version("torch")
     return misfit(
-        vision and vision[1],
-        torch and torch[1],
-        requirements_of("torchvision"),
-        build_kinds(),
+        vision and vision[1], torch and torch[1], requirements_of("torchvision"), build_kinds()
     )
 
 

@@ -61,14 +61,8 @@ _ROWS = 16
 class Breaking:
     """The active method, and what makes a completion drift under it.
 
-    Parameters
-    ----------
-    way
-        One of `BREAKS`, "" for none.
-    level
-        Only `invariant` has methods.
-    sequential
-        Whether one at a time follows when the first method fails.
+    `way` is one of `BREAKS`, "" for none. Only the level `invariant` has methods; with
+    `sequential`, one at a time follows when the first one fails.
     """
 
     def __init__(self, way: str, level: Level, sequential: bool) -> None:
@@ -249,7 +243,6 @@ class FakeEngine:
         self.capabilities = Capabilities(
             evidence=options.evidence,
             beam_search=True,
-            batch=True,
             levels=tuple(Level),
             score=options.evidence,
         )

@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 
 from jupyter_detllm.core.canonical import Digest
@@ -322,8 +322,7 @@ def resolve_sampling(options: SamplingOptions) -> Sampling:
     RequestError
         For a value out of range.
     """
-    given = {f.name: getattr(options, f.name) for f in fields(options)}
-    asked = {name: value for name, value in given.items() if value is not None}
+    asked = {name: value for name, value in asdict(options).items() if value is not None}
     for name, value in asked.items():
         low, high, expected = _SAMPLING_RANGES.get(name, (0, 1, ""))
         if name in _SAMPLING_RANGES and not low <= value <= high:
@@ -358,18 +357,8 @@ class Drift:
 class FakeSequence:
     """One completion being generated.
 
-    Parameters
-    ----------
-    tokenizer, shift
-        Vocabulary and its rotation.
-    state
-        Bytes that determine everything.
-    sampling
-        Resolved parameters.
-    limit
-        Maximum tokens.
-    drift
-        How it differs from an engine without options.
+    `shift` is the tokenizer's rotation, `state` the bytes that determine everything, `limit` the
+    maximum number of tokens, and `drift` how it differs from an engine without options.
     """
 
     def __init__(
@@ -440,16 +429,12 @@ class FakeSequence:
             self._state = hashlib.sha256(self._state + self._drift.key.encode()).digest()
         best = -1 - int.from_bytes(random[4:6], "big") % _UNIT
         # A sampled token need not be the most likely one; then its margin is negative.
-        swapped = not self._greedy and random[6] < 64
+        swapped = self._sampling.temperature != 0.0 and random[6] < 64
         row = (best - margin, best) if swapped else (best, best - margin)
         self._rows.append((*row, rival[0]))
         self._forced.extend(chosen[1:])
         self._slot = (self._slot + 1) % len(self._slots)
         return chosen[0]
-
-    @property
-    def _greedy(self) -> bool:
-        return self._sampling.temperature == 0.0
 
     def _allowed(self, units: Sequence[Unit]) -> tuple[Unit, ...]:
         """Leave the end of text out where it must not come yet."""

@@ -59,6 +59,7 @@ from jupyter_detllm.engines.requests import (
     check_requests,
     completions_of,
     fit_length,
+    given_ids,
     resolve_sampling,
 )
 from jupyter_detllm.errors import ControlError, EngineError, InvarianceError, RequestError
@@ -82,9 +83,7 @@ class Background:
         self._thread.start()
 
     def run(
-        self,
-        work: Coroutine[Any, Any, Result],
-        tick: Callable[[], None] | None = None,
+        self, work: Coroutine[Any, Any, Result], tick: Callable[[], None] | None = None
     ) -> Result:
         """Return the result of `work`; call `tick` in this thread while waiting.
 
@@ -413,12 +412,7 @@ class VLLMRemoteEngine:
 def _token_ids(prompt: Prompt, vocabulary: int) -> tuple[int, ...] | None:
     """Return token ids that were given, or none for an empty prompt; None for text to come."""
     if prompt.kind is PromptKind.TOKENS:
-        wrong = next((i for i in prompt.token_ids if not 0 <= i < vocabulary), None)
-        if wrong is not None:
-            raise RequestError(
-                f"the prompt holds the token id {wrong}", expected=f"0 to {vocabulary - 1}"
-            )
-        return tuple(prompt.token_ids)
+        return given_ids(prompt, vocabulary)
     if prompt.kind is PromptKind.TEXT:
         return None if prompt.text else ()
     return None if any(m.content.strip() for m in prompt.messages) else ()

@@ -175,13 +175,7 @@ _NAME = re.compile(r"[a-z]+\.[A-Za-z0-9_]{1,60}")
 _GROUPS = ("controls.", "engine.", "hardware.", "software.", "torch.")
 _OF_MODEL = frozenset({"model.architecture", "model.generation_config", "model.quantization"})
 _OURS = frozenset(
-    {
-        "engine.name",
-        "engine.batch",
-        "engine.unproven",
-        "engine.server",
-        "engine.invariance_reach",
-    }
+    {"engine.name", "engine.batch", "engine.unproven", "engine.server", "engine.invariance_reach"}
 )
 _DEFAULTS = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "max_tokens", "repetition_penalty"}

@@ -55,6 +55,7 @@ from jupyter_detllm.engines.requests import (
     completions_of,
     eos_ids,
     fit_length,
+    given_ids,
     resolve_sampling,
     to_vllm,
 )
@@ -100,12 +101,7 @@ def prompt_tokens(
         template refuses.
     """
     if prompt.kind is PromptKind.TOKENS:
-        ids = [int(i) for i in prompt.token_ids]
-        wrong = next((i for i in ids if not 0 <= i < vocabulary), None)
-        if wrong is not None:
-            raise RequestError(
-                f"the prompt holds the token id {wrong}", expected=f"0 to {vocabulary - 1}"
-            )
+        ids = list(given_ids(prompt, vocabulary))
     elif prompt.kind is PromptKind.TEXT:
         ids = tokenizer.encode(prompt.text) if prompt.text else []
     else:
@@ -432,13 +428,7 @@ class VLLMOfflineEngine:
     """
 
     name = VLLM
-    capabilities = Capabilities(
-        evidence=True,
-        beam_search=True,
-        batch=True,
-        levels=tuple(Level),
-        score=True,
-    )
+    capabilities = Capabilities(beam_search=True, levels=tuple(Level), score=True)
 
     def __init__(
         self,
