@@ -142,7 +142,9 @@ _tile_1_by_4 = _tile_of(1, 4)
 
 
 @numba.njit(cache=True)
-def _one_block(x, depth, w, apart, size, count, sums, rows, width):  # type: ignore[no-untyped-def]
+def _one_block(
+    x: int, depth: int, w: int, apart: int, size: int, count: int, sums: int, rows: int, width: int
+) -> None:
     """Compute the sums of one block of K, for `rows` rows and `width` columns.
 
     A single row has four blocks of columns at a time: its chains wait for each other less.
@@ -165,7 +167,10 @@ def _one_block(x, depth, w, apart, size, count, sums, rows, width):  # type: ign
 
 
 @numba.njit(cache=True)
-def _columns(x, rows, depth, w, size, width, out, out_width, scratch):  # type: ignore[no-untyped-def]
+def _columns(
+    x: int, rows: int, depth: int, w: int, size: int, width: int, out: int, out_width: int,
+    scratch: int,
+) -> None:  # fmt: skip
     """Compute all rows of some columns; `scratch` holds the sums, and those of each level."""
     blocks = (depth + BLOCK - 1) // BLOCK
     level_bytes = 4 * min(rows, _CHUNK) * width
@@ -207,7 +212,7 @@ _thread_count = types.ExternalFunction("omp_get_num_threads", types.int32())
 
 
 @numba.cfunc(types.void(types.CPointer(types.int64)), cache=True)
-def _share(call):  # type: ignore[no-untyped-def]
+def _share(call: Any) -> None:
     """Compute one thread's share of the columns of a product."""
     x, w, out, rows, depth, blocks, size, scratch, room = (
         call[0], call[1], call[2], call[3], call[4], call[5], call[6], call[7], call[8],

@@ -110,10 +110,9 @@ def apply_controls(
         Modifier.NO_TF32: modifiers.no_tf32,
         Modifier.TORCH_DETERMINISTIC: modifiers.torch_deterministic != "off",
     }
-    wanted = [modifier for modifier, yes in asked.items() if yes]
     return apply(
         level,
-        wanted,
+        [modifier for modifier, yes in asked.items() if yes],
         engine_started=engine_started,
         engine=engine,
         ranks=ranks_of(options or {}),

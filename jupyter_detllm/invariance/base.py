@@ -18,6 +18,7 @@ from jupyter_detllm.core.options import option_name, option_size
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.probes.hardware import cpu
 from jupyter_detllm.probes.platform import Platform, compute_platform
+from jupyter_detllm.probes.ranks import core_here
 from jupyter_detllm.probes.software import dist_version
 
 __all__ = [
@@ -409,8 +410,8 @@ class OneAtATime(Method):
         config: Any = getattr(getattr(llm.llm_engine, "vllm_config", None), "cache_config", None)
         if not getattr(config, "enable_prefix_caching", False):
             return
-        core = getattr(llm.llm_engine.engine_core, "engine_core", None)
-        manager: Any = getattr(getattr(core, "scheduler", None), "kv_cache_manager", None)
+        scheduler = getattr(core_here(llm.llm_engine), "scheduler", None)
+        manager: Any = getattr(scheduler, "kv_cache_manager", None)
         if not hasattr(manager, "enable_caching"):
             raise InvarianceError(
                 "the prefix cache cannot be switched off in a running engine",

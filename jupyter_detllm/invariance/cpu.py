@@ -37,7 +37,7 @@ from jupyter_detllm.invariance.kernel_checks import (
 )
 from jupyter_detllm.models.cache import cache_root, read_json, write_json
 from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.probes.ranks import ask_ranks
+from jupyter_detllm.probes.ranks import ask_ranks, core_here
 
 __all__ = ["PROVEN_VLLM", "FixedOrder", "FixedTiles"]
 
@@ -109,7 +109,7 @@ class FixedTiles(Method):
     def install(self, llm: Any) -> None:
         """Wrap every linear layer and every attention metadata builder; all, or none."""
         _check_engine(llm)
-        if not getattr(llm.llm_engine.engine_core, "engine_core", None):
+        if not core_here(llm.llm_engine):
             raise InvarianceError("the engine runs in another process: its layers are not here")
         try:
             self._answer(llm.apply_model(self._hold))

@@ -21,6 +21,7 @@ __all__ = [
     "as_llm",
     "ask_ranks",
     "by_rank",
+    "core_here",
     "rank_count",
     "rank_facts",
     "rank_fields",
@@ -36,6 +37,11 @@ RANK_SECONDS = 60.0
 _READ_IN_RANK = ("engine.sampler", "engine.model_runner", "engine.attention_backend")
 _UUID = "uuid"
 _CONFIGURED = ("NCCL_CONF_FILE", "~/.nccl.conf", "/etc/nccl.conf")
+
+
+def core_here(engine: Any) -> Any:
+    """Return the core of a vLLM engine; None if it runs in another process."""
+    return getattr(engine.engine_core, "engine_core", None)
 
 
 def rank_count(llm: Any) -> int:

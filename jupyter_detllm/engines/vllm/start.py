@@ -54,6 +54,7 @@ from jupyter_detllm.invariance.base import (
 )
 from jupyter_detllm.models import ResolvedModel
 from jupyter_detllm.probes.hardware import resident
+from jupyter_detllm.probes.ranks import core_here
 from jupyter_detllm.probes.software import REMOVE_VISION, misfit_here
 
 __all__ = [
@@ -414,8 +415,8 @@ class ActiveMethod:
         from vllm import envs
 
         frozen = getattr(envs, "disable_envs_cache", None), getattr(envs, "enable_envs_cache", None)
-        here = getattr(llm.llm_engine.engine_core, "engine_core", None) is not None
-        back = self._plain and here and set(self._environ) <= _READ_EACH_STEP
+        here = core_here(llm.llm_engine)
+        back = self._plain and here is not None and set(self._environ) <= _READ_EACH_STEP
         if not back or not all(map(callable, frozen)) or any(not m.live for m in self._left):
             return False
         for method in self._left[:1]:
@@ -554,7 +555,7 @@ def _start(spec: EngineSpec, model: ResolvedModel, log: TextIO, report: Report) 
             with no_orphans():
                 llm = llm_class(**arguments)
                 rebind_logger(log)
-                if cpu and getattr(llm.llm_engine.engine_core, "engine_core", None) is not None:
+                if cpu and core_here(llm.llm_engine) is not None:
                     llm.apply_model(complete_mamba)
                 invariance.install(llm)
                 ranks = Ranks(llm)

@@ -39,7 +39,7 @@ from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.engines.base import Progress, ProgressCallback, StepClock, Timings
 from jupyter_detllm.engines.requests import Completion
 from jupyter_detllm.errors import EngineError
-from jupyter_detllm.probes.ranks import ask_ranks, rank_count, rank_fields, worker_of
+from jupyter_detllm.probes.ranks import ask_ranks, core_here, rank_count, rank_fields, worker_of
 
 __all__ = [
     "PREEMPTIONS",
@@ -137,8 +137,7 @@ def engine_metrics(llm: Any) -> Mapping[str, float]:
 
 def kv_manager(engine: Any) -> Any:
     """Return the object with `usage`, the share of KV blocks in use; None in another process."""
-    core = getattr(engine.engine_core, "engine_core", None)
-    manager = getattr(getattr(core, "scheduler", None), "kv_cache_manager", None)
+    manager = getattr(getattr(core_here(engine), "scheduler", None), "kv_cache_manager", None)
     return manager if isinstance(getattr(manager, "usage", None), (int, float)) else None
 
 
@@ -512,8 +511,7 @@ class StepObserver:
 
 def requests_in_core(engine: Any) -> dict[str, Any]:
     """Return the scheduler's requests by id; empty if the engine is another process."""
-    core = getattr(engine.engine_core, "engine_core", None)
-    requests = getattr(getattr(core, "scheduler", None), "requests", None)
+    requests = getattr(getattr(core_here(engine), "scheduler", None), "requests", None)
     return dict(requests) if isinstance(requests, dict) else {}
 
 
@@ -537,7 +535,7 @@ def recover(llm: Any) -> str:
         if cut := in_step(llm):
             return cut
         engine.abort_request(list(engine.output_processor.request_states), internal=True)
-        core = getattr(engine.engine_core, "engine_core", None)
+        core = core_here(engine)
         if core is not None:
             core.abort_requests(list(core.scheduler.requests))
             _drain(core)
