@@ -379,17 +379,10 @@ class KernelChecked(Invariant, Protocol):
     def check_kernels(
         self, *, tokens: int, sequences: int, step_tokens: int, seconds: float
     ) -> KernelCheck | None:
-        """Call the kernels alone and in batches (`invariance.base.Method.check_kernels`).
-
-        Returns
-        -------
-        KernelCheck or None
-            None if the active method has no kernel-level part.
+        """Call the kernels alone and in batches, as `invariance.base.Method.check_kernels` does.
 
         Raises
         ------
-        InvarianceError
-            If a kernel cannot be called directly.
         EngineError
             If the engine fails.
         """

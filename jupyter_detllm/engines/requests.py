@@ -18,6 +18,7 @@ __all__ = [
     "MIN_TEMPERATURE",
     "Completion",
     "check_requests",
+    "completion_parameters",
     "completions_of",
     "eos_ids",
     "fit_length",
@@ -100,6 +101,10 @@ MIN_TEMPERATURE = 0.01
 """vLLM raises positive temperatures to this minimum; so does the resolved value."""
 
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "repetition_penalty")
+_AS_THEY_ARE = (
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "ignore_eos",
+)  # fmt: skip
 _NOT_IN_BEAM_SEARCH = (
     "top_p", "top_k", "min_p", "min_tokens", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "stop",
@@ -234,24 +239,19 @@ def to_vllm(sampling: Sampling, seed: int) -> Any:
     """Return vLLM's parameters for one completion: always `EVIDENCE_K` logprobs."""
     from vllm import SamplingParams
 
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=seed,
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        stop=list(sampling.stop),
-        stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
-        logprobs=EVIDENCE_K,
-        # Arrays in place of two objects per token: less for the garbage collector.
-        flat_logprobs=True,
-    )
+    # Arrays in place of two objects per token: less for the garbage collector.
+    return SamplingParams(**completion_parameters(sampling, seed), flat_logprobs=True)
+
+
+def completion_parameters(sampling: Sampling, seed: int) -> dict[str, Any]:
+    """Return every parameter of one completion as vLLM names it, here and in a server."""
+    return {
+        "seed": seed,
+        **{name: getattr(sampling, name) for name in _AS_THEY_ARE},
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "logprobs": EVIDENCE_K,
+    }
 
 
 def eos_ids(tokenizer_eos: int | None, generation_config: Mapping[str, Any]) -> tuple[int, ...]:

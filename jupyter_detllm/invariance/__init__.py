@@ -67,8 +67,9 @@ def method_named(name: str) -> Method:
     InvarianceError
         When there is none of that name.
     """
-    for method in METHODS:
-        if method.name == name:
-            return method
-    known = ", ".join(method.name for method in METHODS)
-    raise InvarianceError(f"there is no invariance method {name!r:.40}", expected=known)
+    known = {method.name: method for method in METHODS}
+    if name not in known:
+        raise InvarianceError(
+            f"there is no invariance method {name!r:.40}", expected=", ".join(known)
+        )
+    return known[name]

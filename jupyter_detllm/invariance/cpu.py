@@ -242,6 +242,16 @@ def _obstacle(model: Any) -> str:
     return ""
 
 
+def _own_product(module: Any) -> Any:
+    """Return vLLM's own product of a layer, whatever takes its place now."""
+    return vars(module).get(_OWN) or module.cpu_linear
+
+
+def _replace(module: Any, linear: Any) -> None:
+    setattr(module, _OWN, _own_product(module))
+    module.cpu_linear = linear
+
+
 def _hold_rows(model: Any) -> str:
     """Wrap the product of every linear layer; return what prevents it."""
     if why := _obstacle(model):
@@ -252,15 +262,13 @@ def _hold_rows(model: Any) -> str:
     for name, module in layers:
         shape = _shape_of(module, dtype)
         if shape not in groups:
-            own = vars(module).get(_OWN) or module.cpu_linear
-            group = _group_of(shape, _caller(module, own))
+            group = _group_of(shape, _caller(module, _own_product(module)))
             if group is None:
                 return f"{name} ({shape}) has no row counts that give equal bits"
             groups[shape] = group
     for _, module in layers:
-        own = vars(module).get(_OWN) or module.cpu_linear
-        setattr(module, _OWN, own)
-        module.cpu_linear = in_group(own, groups[_shape_of(module, dtype)])
+        own = _own_product(module)
+        _replace(module, in_group(own, groups[_shape_of(module, dtype)]))
     return ""
 
 
@@ -282,8 +290,7 @@ def _hold_order(model: Any) -> str:
         # The embedding's table is often the weight of the logits, too.
         known = packed.get(weight.data_ptr()) or PackedWeight.of(weight)
         packed[weight.data_ptr()] = known
-        setattr(module, _OWN, vars(module).get(_OWN) or module.cpu_linear)
-        module.cpu_linear = partial(_in_order, known)
+        _replace(module, partial(_in_order, known))
     return ""
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from typing import Any, NamedTuple
 
-from jupyter_detllm.core.generation import EVIDENCE_K, Generation, Sampling
+from jupyter_detllm.core.generation import Generation, Sampling
 from jupyter_detllm.engines.evidence import byte_offsets, evidence_of, token_bytes
 from jupyter_detllm.engines.remote.client import Connection
-from jupyter_detllm.engines.requests import Completion
+from jupyter_detllm.engines.requests import Completion, completion_parameters
 from jupyter_detllm.errors import EngineError, RequestError
 
 __all__ = ["COMPLETIONS", "Pieces", "Transcript", "body_of", "read_stream"]
@@ -109,11 +109,6 @@ _ID_PREFIX = "token_id:"
 _LOWEST = -9999.0
 """The server's value for a logprob of minus infinity, which JSON does not have."""
 
-_SENT = (
-    "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "presence_penalty",
-    "frequency_penalty", "repetition_penalty", "ignore_eos",
-)  # fmt: skip
-
 
 class _Logprob(NamedTuple):
     logprob: float
@@ -125,11 +120,7 @@ def body_of(job: Completion, sampling: Sampling, model: str) -> dict[str, Any]:
         "model": model,
         "prompt": list(job.token_ids),
         "n": 1,
-        "seed": job.seed,
-        **{name: getattr(sampling, name) for name in _SENT},
-        "stop": list(sampling.stop),
-        "stop_token_ids": list(sampling.stop_token_ids),
-        "logprobs": EVIDENCE_K,
+        **completion_parameters(sampling, job.seed),
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "stream": True,

@@ -591,13 +591,11 @@ class VLLMOfflineEngine:
             self._kept_whole(interrupt, "kernel check"),
             interrupt.impatient(),
         ):
-            return self._invariance.check_kernels(
-                self._llm,
-                tokens=tokens,
-                sequences=sequences,
-                step_tokens=step_tokens,
-                seconds=seconds,
-            )
+            method = self._invariance.active
+            if method is None:
+                return None
+            limits = {"tokens": tokens, "sequences": sequences, "step_tokens": step_tokens}
+            return method.check_kernels(self._llm, **limits, seconds=seconds)
 
     def fall_back(self) -> str | None:
         """Take the next invariance method; return its name, None when there is none left."""

@@ -46,7 +46,6 @@ from jupyter_detllm.errors import DetLLMError, EngineStartError, InvarianceError
 from jupyter_detllm.invariance import candidates, first_choice, reasons_against
 from jupyter_detllm.invariance.base import (
     Candidate,
-    KernelCheck,
     Method,
     prepared,
     set_back,
@@ -284,14 +283,19 @@ class ActiveMethod:
             self.reason = reasons_against(offered, nearest=True)
 
     @property
+    def active(self) -> Method | None:
+        """The method; None where none is."""
+        return self._left[0] if self._left else None
+
+    @property
     def name(self) -> str:
         """Name of the method; "off" where none is."""
-        return self._left[0].name if self._left else "off"
+        return self.active.name if self.active else "off"
 
     @property
     def sequential(self) -> bool:
         """Whether completions run one by one."""
-        return bool(self._left) and self._left[0].sequential
+        return self.active is not None and self.active.sequential
 
     @property
     def shortfall(self) -> str | None:
@@ -305,7 +309,7 @@ class ActiveMethod:
 
         `chosen` are the options that the user named.
         """
-        needed = self._left[0].arguments(chosen) if self._left else {}
+        needed = self.active.arguments(chosen) if self.active else {}
         out = {**arguments, **needed}
         self._plain = out == dict(arguments)
         return out
@@ -385,16 +389,6 @@ class ActiveMethod:
         if failed:
             self.reason = "; ".join(filter(None, (self.reason, reasons_against(failed))))
 
-    def check_kernels(
-        self, llm: Any, *, tokens: int, sequences: int, step_tokens: int, seconds: float
-    ) -> KernelCheck | None:
-        """Check the kernels with the active method; None without one."""
-        if not self._left:
-            return None
-        return self._left[0].check_kernels(
-            llm, tokens=tokens, sequences=sequences, step_tokens=step_tokens, seconds=seconds
-        )
-
     def fall_back(self, llm: Any) -> str | None:
         """Take the method back and the next one; return its name, None when none is left."""
         following = [method for method in self._left[1:] if method.live]
@@ -419,8 +413,8 @@ class ActiveMethod:
         back = self._plain and here is not None and set(self._environ) <= _READ_EACH_STEP
         if not back or not all(map(callable, frozen)) or any(not m.live for m in self._left):
             return False
-        for method in self._left[:1]:
-            method.uninstall(llm)
+        if self.active:
+            self.active.uninstall(llm)
         self._left = []
         llm.reset_prefix_cache()  # left by a self-test; an engine of that level has none
         self.level, self.reason = level, why
