@@ -83,6 +83,7 @@ class Run:
 
 def forget_seed() -> None:
     """Take back what outlives a session: import hooks, root seed, its variable."""
-    seeding.remove_import_hooks()
+    seeding._finder.waiting.clear()
+    seeding._tidy()
     seeding._session.seed = seeding._session.generator = None
     os.environ.pop(seeding.SEED_VARIABLE, None)

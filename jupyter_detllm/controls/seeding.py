@@ -193,12 +193,6 @@ def hooked() -> tuple[str, ...]:
     return tuple(sorted(_finder.waiting))
 
 
-def remove_import_hooks() -> None:
-    """Stop waiting and restore `sys.meta_path`."""
-    _finder.waiting.clear()
-    _tidy()
-
-
 #: Passes the root seed to child processes that start a fresh interpreter.
 SEED_VARIABLE = "JUPYTER_DETLLM_SEED"
 

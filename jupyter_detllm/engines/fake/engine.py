@@ -402,7 +402,6 @@ class FakeEngine:
         room = self._options.length - request.prompt_length
         return FakeSequence(
             self._tokenizer,
-            self._shift,
             canonical_bytes(state),
             sampling,
             min(sampling.max_tokens, max(room, 1)),

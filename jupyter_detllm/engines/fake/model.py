@@ -8,7 +8,7 @@ import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property
 
 from jupyter_detllm.core.canonical import Digest
 from jupyter_detllm.core.fields import FIELDS, Role, spec_of
@@ -93,6 +93,12 @@ class Tokenizer:
             ) from None
         return tuple(ids)
 
+    @cached_property
+    def slots(self) -> tuple[tuple[Unit, ...], ...]:
+        """The units for each place of a sentence; the last is what follows it."""
+        places = (tuple(map(self.encode, place)) for place in _SENTENCE)
+        return (*places, (self.encode("\n"), self.encode(" "), (EOS,)))
+
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for; none for a special token."""
         return self._bytes[token]
@@ -130,15 +136,6 @@ def _ascending(offsets: Sequence[int], end: int) -> list[int]:
         last = min(max(last, offset), end)
         out.append(last)
     return out
-
-
-@lru_cache(maxsize=8)
-def sentence_slots(shift: int) -> tuple[tuple[Unit, ...], ...]:
-    """Return the units for each place of a sentence; the last is what follows it."""
-    tokenizer = Tokenizer(shift)
-    places = [tuple(tokenizer.encode(word) for word in place) for place in _SENTENCE]
-    after: tuple[Unit, ...] = (tokenizer.encode("\n"), tokenizer.encode(" "), (EOS,))
-    return (*places, after)
 
 
 ENGINE_DEFAULTS: Mapping[str, tuple[str, FieldValue]] = {
@@ -357,21 +354,19 @@ class Drift:
 class FakeSequence:
     """One completion being generated.
 
-    `shift` is the tokenizer's rotation, `state` the bytes that determine everything, `limit` the
-    maximum number of tokens, and `drift` how it differs from an engine without options.
+    `state` are the bytes that determine everything, `limit` is the maximum number of tokens, and
+    `drift` how it differs from an engine without options.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        shift: int,
         state: bytes,
         sampling: Sampling,
         limit: int,
         drift: Drift,
     ) -> None:
         self._tokenizer = tokenizer
-        self._slots = sentence_slots(shift)
         self._state = hashlib.sha256(state).digest()
         self._sampling = sampling
         self._limit = limit
@@ -418,7 +413,7 @@ class FakeSequence:
 
     def _choose(self, random: bytes) -> int:
         """Choose the next word; the others of its place in the sentence compete."""
-        units = self._allowed(self._slots[self._slot])
+        units = self._allowed(self._tokenizer.slots[self._slot])
         chosen = units[random[0] % len(units)]
         rivals = [unit for unit in units if unit[0] != chosen[0]]
         rival = rivals[random[1] % len(rivals)]
@@ -433,7 +428,7 @@ class FakeSequence:
         row = (best - margin, best) if swapped else (best, best - margin)
         self._rows.append((*row, rival[0]))
         self._forced.extend(chosen[1:])
-        self._slot = (self._slot + 1) % len(self._slots)
+        self._slot = (self._slot + 1) % len(self._tokenizer.slots)
         return chosen[0]
 
     def _allowed(self, units: Sequence[Unit]) -> tuple[Unit, ...]:
