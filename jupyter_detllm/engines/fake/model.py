@@ -320,10 +320,9 @@ def resolve_sampling(options: SamplingOptions) -> Sampling:
         For a value out of range.
     """
     asked = {name: value for name, value in asdict(options).items() if value is not None}
-    for name, value in asked.items():
-        low, high, expected = _SAMPLING_RANGES.get(name, (0, 1, ""))
-        if name in _SAMPLING_RANGES and not low <= value <= high:
-            raise RequestError(f"{name} is {value}", expected=expected)
+    for name, (low, high, expected) in _SAMPLING_RANGES.items():
+        if name in asked and not low <= asked[name] <= high:
+            raise RequestError(f"{name} is {asked[name]}", expected=expected)
     if "" in asked.get("stop", ()):
         raise RequestError("a stop string is empty", expected="at least one character")
     sampling = Sampling(**asked)

@@ -345,15 +345,7 @@ class ActiveMethod:
         InvarianceError
             If no method is left.
         """
-        failed: list[Candidate] = []
-        while self._left:
-            try:
-                self._stack.enter_context(prepared(self._left[0]))
-                break
-            except InvarianceError as error:
-                method = self._left.pop(0)
-                failed.append(Candidate(method, _why(method, error)))
-        self._note(failed)
+        failed = self._take_first(lambda method: self._stack.enter_context(prepared(method)))
         if failed and not self._left:
             raise InvarianceError(self.reason, fix="--level repeatable")
         try:
@@ -370,20 +362,30 @@ class ActiveMethod:
         InvarianceError
             If none can be activated, and the engine cannot fall back.
         """
-        failed: list[Candidate] = []
-        while self._left:
-            method = self._left[0]
-            try:
-                method.install(llm)
-                break
-            except InvarianceError as error:
-                failed.append(Candidate(method, _why(method, error)))
-                self._left = [other for other in self._left[1:] if other.live]
-        self._note(failed)
+        failed = self._take_first(lambda method: method.install(llm), live=True)
         level = self._spec.fallback
         if not failed or self._left or (level and self.lower(llm, level, self.reason)):
             return
         raise InvarianceError(self.reason, fix="--level repeatable")
+
+    def _take_first(
+        self, activate: Callable[[Method], object], *, live: bool = False
+    ) -> list[Candidate]:
+        """Drop the methods before the first that `activate` does not refuse; return those.
+
+        If the engine is `live`, only methods follow that can be installed into it.
+        """
+        failed: list[Candidate] = []
+        while self._left:
+            method = self._left[0]
+            try:
+                activate(method)
+                break
+            except InvarianceError as error:
+                failed.append(Candidate(method, _why(method, error)))
+                self._left = [other for other in self._left[1:] if other.live or not live]
+        self._note(failed)
+        return failed
 
     def _note(self, failed: Sequence[Candidate]) -> None:
         if failed:
