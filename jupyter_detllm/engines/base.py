@@ -52,10 +52,10 @@ __all__ = [
     "engine_of",
     "load_engine",
     "named_engines",
+    "no_report",
     "reach_field",
     "reach_of",
     "seconds_of",
-    "unheard",
 ]
 
 RESOLUTION = 1.02
@@ -227,8 +227,8 @@ class Progress:
 ProgressCallback: TypeAlias = Callable[[Progress], None]
 
 
-def unheard(text: str) -> None:
-    """Take a line of progress where nobody wants to hear it."""
+def no_report(text: str) -> None:
+    """Report a line of progress to nobody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from jupyter_detllm.core.generation import (
     build_requests,
 )
 from jupyter_detllm.core.levels import ONE_AT_A_TIME, Reach
-from jupyter_detllm.engines.base import Engine, KernelChecked, RunStats, SamplingOptions, unheard
+from jupyter_detllm.engines.base import Engine, KernelChecked, RunStats, SamplingOptions, no_report
 from jupyter_detllm.errors import InvarianceError, RequestError
 from jupyter_detllm.invariance.base import KernelCheck, KernelRow
 
@@ -637,7 +637,7 @@ def run_test(
         When the engine fails.
     """
     room = room or room_of(engine.fields())
-    say = progress or unheard
+    say = progress or no_report
     kernels: KernelCheck | None = None
     seconds = plan.form.seconds if kernel_seconds is None else kernel_seconds
     if seconds and method != "off" and isinstance(engine, KernelChecked):

@@ -34,8 +34,8 @@ from jupyter_detllm.engines.base import (
     ShutdownReport,
     Timings,
     bucket_of,
+    no_report,
     reach_field,
-    unheard,
 )
 from jupyter_detllm.engines.remote.client import Address, Connection
 from jupyter_detllm.engines.remote.generate import (
@@ -276,7 +276,7 @@ class VLLMRemoteEngine:
         self.self_test: object = None
         try:
             self._facts: ServerFacts = self._loop.run(
-                connect(self._server, options.model, progress or unheard)
+                connect(self._server, options.model, progress or no_report)
             )
             if spec.level is Level.INVARIANT and self._facts.method == OFF:
                 raise _no_method()

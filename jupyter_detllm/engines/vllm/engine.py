@@ -38,8 +38,8 @@ from jupyter_detllm.engines.base import (
     SamplingOptions,
     ShutdownReport,
     TokenScore,
+    no_report,
     reach_field,
-    unheard,
 )
 from jupyter_detllm.engines.evidence import (
     byte_offsets,
@@ -437,7 +437,7 @@ class VLLMOfflineEngine:
         progress: Callable[[str], None] | None = None,
         log_path: Path | None = None,
     ) -> None:
-        report = progress or unheard
+        report = progress or no_report
         self._broken = ""
         self._resolved = resolve_model(
             spec.model, progress=lambda stage, done: report(f"{stage} {done:.0%}")

@@ -262,7 +262,7 @@ def no_orphans() -> Iterator[None]:
 
 
 class Ranks:
-    """The worker processes of an engine that has just started; none if its only one is this.
+    """The workers of an engine that has just started; none if the only one is in this process.
 
     Attributes
     ----------
