@@ -17,7 +17,7 @@ _RUNTIMES = re.compile(r"/(lib(?:gomp|iomp5|omp))[-.][^/\n]*$", re.MULTILINE)
 
 
 def collect() -> dict[str, FieldValue]:
-    """Return torch's fields: none when torch is not imported, those of CUDA only with it."""
+    """Return torch's fields, none when torch is not imported; None for those of CUDA without it."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_num_threads"):
         return {}
@@ -28,7 +28,10 @@ def collect() -> dict[str, FieldValue]:
         "torch.cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "torch.deterministic_algorithms": _MODES[torch.get_deterministic_debug_mode()],
         "torch.float32_matmul_precision": _float32_precision(torch),
-        **(_cuda_flags(torch.backends) if with_cuda else {}),
+        "torch.cudnn_flags": _cudnn_flags(torch.backends.cudnn) if with_cuda else None,
+        "torch.reduced_precision": (
+            _reduced_precision(torch.backends.cuda.matmul) if with_cuda else None
+        ),
     }
 
 
@@ -41,12 +44,14 @@ def _float32_precision(torch: Any) -> str:
         return str(torch.backends.cuda.matmul.fp32_precision)
 
 
-def _cuda_flags(backends: Any) -> dict[str, FieldValue]:
-    cudnn, matmul = backends.cudnn, backends.cuda.matmul
+def _cudnn_flags(cudnn: Any) -> str:
+    return f"deterministic={bool(cudnn.deterministic)}, benchmark={bool(cudnn.benchmark)}"
+
+
+def _reduced_precision(matmul: Any) -> str:
     bf16 = bool(matmul.allow_bf16_reduced_precision_reduction)
     fp16 = bool(matmul.allow_fp16_reduced_precision_reduction)
-    flags = f"deterministic={bool(cudnn.deterministic)}, benchmark={bool(cudnn.benchmark)}"
-    return {"torch.cudnn_flags": flags, "torch.reduced_precision": f"bf16={bf16}, fp16={fp16}"}
+    return f"bf16={bf16}, fp16={fp16}"
 
 
 def _blas(torch: Any) -> str:
