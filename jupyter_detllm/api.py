@@ -29,7 +29,7 @@ from jupyter_detllm.kernel.prompts import (
     several_prompts,
     stop_texts,
 )
-from jupyter_detllm.kernel.session import Session, Settings, current_session, merged
+from jupyter_detllm.kernel.session import Session, SessionSettings, current_session, merged
 from jupyter_detllm.kernel.stamping import StampRecord, note_recorded
 from jupyter_detllm.metering.measures import Metrics
 
@@ -84,7 +84,7 @@ def use(
         If the running engine has other settings, or the engine cannot be started.
     """
     session = _session()
-    settings = (session.settings or Settings.initial()).changed(
+    settings = (session.settings or SessionSettings.initial()).changed(
         {
             "seed": seed,
             "level": level,

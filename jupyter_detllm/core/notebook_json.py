@@ -29,26 +29,26 @@ MAX_OURS = 64_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _Outline:
     """What to parse of a large value: nothing, some members, or all if it is this package's."""
 
-    members: Mapping[str, _Shape] = field(default_factory=dict)
-    every: _Shape | None = None
+    members: Mapping[str, _Outline] = field(default_factory=dict)
+    every: _Outline | None = None
     ours: bool = False
 
 
-_OURS = _Shape(ours=True)
-_BUNDLE = _Shape()
-_METADATA = _Shape({"detllm": _OURS, "detllm_run": _OURS, "tags": _OURS})
-_OUTPUT = _Shape({"data": _BUNDLE, "metadata": _METADATA})
-_CELL = _Shape(
+_OURS = _Outline(ours=True)
+_BUNDLE = _Outline()
+_METADATA = _Outline({"detllm": _OURS, "detllm_run": _OURS, "tags": _OURS})
+_OUTPUT = _Outline({"data": _BUNDLE, "metadata": _METADATA})
+_CELL = _Outline(
     {
-        "attachments": _Shape(every=_BUNDLE),
+        "attachments": _Outline(every=_BUNDLE),
         "metadata": _METADATA,
-        "outputs": _Shape(every=_OUTPUT),
+        "outputs": _Outline(every=_OUTPUT),
     }
 )
-_NOTEBOOK = _Shape({"cells": _Shape(every=_CELL), "metadata": _METADATA})
+_NOTEBOOK = _Outline({"cells": _Outline(every=_CELL), "metadata": _METADATA})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _MEMBERS = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=_key)
 
 
-def _value(raw: msgspec.Raw, shape: _Shape | None) -> Any:
+def _value(raw: msgspec.Raw, shape: _Outline | None) -> Any:
     view = memoryview(raw)
     if len(view) <= SMALL:
         return read_whole(view)
@@ -147,7 +147,7 @@ def _value(raw: msgspec.Raw, shape: _Shape | None) -> Any:
     return Kept(view) if first in b'"[{' else read_whole(view)
 
 
-def _object(raw: msgspec.Raw, shape: _Shape) -> dict[str, Any]:
+def _object(raw: msgspec.Raw, shape: _Outline) -> dict[str, Any]:
     members = [(str(key), value) for key, value in _MEMBERS.decode(raw).items()]
     out = {
         key: _value(value, shape.members.get(key, shape.every))

@@ -54,7 +54,7 @@ from jupyter_detllm.kernel.display import (
 )
 from jupyter_detllm.kernel.expecting import Expect
 from jupyter_detllm.kernel.prompts import CacheUse, GenerateCall, fill, prompts_of, split_body
-from jupyter_detllm.kernel.session import Session, Settings, run_probe
+from jupyter_detllm.kernel.session import Session, SessionSettings, run_probe
 from jupyter_detllm.kernel.stamping import Ledger, StampRecord, note_recorded
 from jupyter_detllm.kernel.status import stamps_text
 from jupyter_detllm.metering.measures import Thresholds
@@ -109,7 +109,7 @@ class MagicCommands:
             )
         verb.run(self, verb.parser.parse(tokens[1:]))
 
-    def _settings(self, given: Mapping[str, object]) -> Settings:
+    def _settings(self, given: Mapping[str, object]) -> SessionSettings:
         base = self.session.settings or self.config.settings()
         return base.changed({name: given.get(name) for name in _SETUP})
 
@@ -127,7 +127,9 @@ class MagicCommands:
         settings = self._settings(vars(arguments))
         self.start(arguments.model, arguments.engine_options, settings)
 
-    def start(self, model: str, options: Mapping[str, FieldValue], settings: Settings) -> None:
+    def start(
+        self, model: str, options: Mapping[str, FieldValue], settings: SessionSettings
+    ) -> None:
         """Start the engine, or keep it; show the set-up if it is new, and one line."""
         session = self.session
         if session.engine is None and session.settings != settings:

@@ -10,7 +10,7 @@ from traitlets.config import Configurable
 from jupyter_detllm.core.levels import DEFAULT_LEVEL, DEFAULT_SEED, Level
 
 if TYPE_CHECKING:
-    from jupyter_detllm.kernel.session import Settings
+    from jupyter_detllm.kernel.session import SessionSettings
 
 __all__ = ["DetLLM"]
 
@@ -63,11 +63,11 @@ class DetLLM(Configurable):
         config=True
     )
 
-    def settings(self) -> Settings:
+    def settings(self) -> SessionSettings:
         """Return the settings of a session that names none."""
-        from jupyter_detllm.kernel.session import Settings
+        from jupyter_detllm.kernel.session import SessionSettings
 
-        settings = Settings.initial()
+        settings = SessionSettings.initial()
         if self.seed != DEFAULT_SEED or "seed" in self.config.get("DetLLM", {}):
             settings = settings.changed({"seed": self.seed})
         if settings.level_asked:

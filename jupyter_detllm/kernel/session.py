@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EngineHolder",
     "Session",
-    "Settings",
+    "SessionSettings",
     "ShownTexts",
     "current_session",
     "emit_stamp",
@@ -74,7 +74,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SessionSettings:
     """Root seed, guarantee level and the debugging modifiers of a session.
 
     Attributes
@@ -98,7 +98,7 @@ class Settings:
     level_asked: bool = field(default=False, compare=False)
 
     @classmethod
-    def initial(cls) -> Settings:
+    def initial(cls) -> SessionSettings:
         """Return the settings of a session that names none.
 
         A kernelspec of this package may name them; a rerun's level takes precedence.
@@ -112,7 +112,7 @@ class Settings:
         level, seed = (mark.level, mark.seed) if mark else (None, None)
         return cls().changed({"level": os.environ.get(LEVEL_VARIABLE) or level, "seed": seed})
 
-    def changed(self, values: Mapping[str, object]) -> Settings:
+    def changed(self, values: Mapping[str, object]) -> SessionSettings:
         """Return a copy with the values that are not None, checked.
 
         Raises
@@ -129,7 +129,7 @@ class Settings:
             given.setdefault("level_asked", True)
         return replace(self, **given)  # type: ignore[arg-type]
 
-    def differences(self, other: Settings, *, engine_options: bool = True) -> list[str]:
+    def differences(self, other: SessionSettings, *, engine_options: bool = True) -> list[str]:
         """Return what differs, as ``name is A, asked for B`` with A from self.
 
         Without `engine_options`, what `engine_options()` returns is left out.
@@ -209,7 +209,7 @@ class EngineHolder:
     """
 
     def __init__(self) -> None:
-        self.settings: Settings | None = None
+        self.settings: SessionSettings | None = None
         self.controls: ControlReport | None = None
         self.seeds: SeedReport | None = None
         self.engine: Engine | None = None
@@ -217,7 +217,7 @@ class EngineHolder:
         self.notice = ""
         self._busy = threading.Lock()
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, settings: SessionSettings) -> None:
         """Seed everything and set every control that is still in time.
 
         Raises
@@ -237,7 +237,7 @@ class EngineHolder:
         )
         self.settings = settings
 
-    def _apply(self, settings: Settings, engine: str, spec: EngineSpec | None) -> None:
+    def _apply(self, settings: SessionSettings, engine: str, spec: EngineSpec | None) -> None:
         from jupyter_detllm.engines.start import Modifiers, apply_controls, method_in_force
 
         modifiers = Modifiers(
@@ -256,7 +256,7 @@ class EngineHolder:
         self,
         model: str,
         options: Mapping[str, FieldValue],
-        settings: Settings,
+        settings: SessionSettings,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> bool:
@@ -294,7 +294,7 @@ class EngineHolder:
                 ]
             )
             return False
-        before = self.settings or Settings()
+        before = self.settings or SessionSettings()
         if self.settings != settings:
             self.configure(settings)
         self.notice = ""
@@ -310,7 +310,7 @@ class EngineHolder:
     def _start_at_a_level(
         self,
         spec: EngineSpec,
-        settings: Settings,
+        settings: SessionSettings,
         progress: Callable[[str], None] | None,
     ) -> None:
         """Start at the level asked for, or at the fallback; keep the settings and the notice."""
@@ -332,7 +332,7 @@ class EngineHolder:
         self.notice = _notice(self.engine, why)
 
     def _start(
-        self, spec: EngineSpec, settings: Settings, progress: Callable[[str], None] | None
+        self, spec: EngineSpec, settings: SessionSettings, progress: Callable[[str], None] | None
     ) -> None:
         from jupyter_detllm.engines.start import start_engine
 
@@ -366,7 +366,7 @@ class EngineHolder:
             engine, self.engine, self.spec = self.engine, None, None
             return engine.shutdown()
 
-    def running(self) -> tuple[Engine, Settings]:
+    def running(self) -> tuple[Engine, SessionSettings]:
         """Return the engine and its settings; raise `UsageError` when none runs."""
         if self.engine is None or self.settings is None:
             raise UsageError(

@@ -31,7 +31,7 @@ from jupyter_detllm.verify.report import (
 __all__ = [
     "MAX_LINES",
     "PROMOTION_WORDS",
-    "Line",
+    "ExplanationLine",
     "command",
     "environment_lines",
     "explain",
@@ -51,7 +51,7 @@ _FIELDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ExplanationLine:
     """A labelled line of an explanation; the first line has a verdict and no label."""
 
     label: str
@@ -63,20 +63,22 @@ def side_labels(mode: Mode) -> tuple[str, str]:
     return ("A", "B") if mode is Mode.COMPARE else ("recorded", "now")
 
 
-def explain(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> tuple[Line, ...]:
+def explain(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> tuple[ExplanationLine, ...]:
     """Return the lines about a cell, the heading first, at most 15."""
-    lines = [Line("", _heading(cell))]
+    lines = [ExplanationLine("", _heading(cell))]
     history = _since(cell)
     if cell.verdict in (Verdict.DRIFT, Verdict.DIVERGED):
         room = _FIELDS - len(history) - len(cell.outcome.facts.possible_causes)
         lines += _difference(cell, side_labels(mode), room)
     elif cell.verdict is not Verdict.MATCH:
-        lines += [Line("why", clip(visible(r), 3 * _COLUMNS)) for r in cell.outcome.reasons[:6]]
+        lines += [
+            ExplanationLine("why", clip(visible(r), 3 * _COLUMNS)) for r in cell.outcome.reasons[:6]
+        ]
         lines += _incidental(cell)
     lines += history
     hint = advice(cell, path, mode)
     if hint is not None:
-        lines.append(Line("next", hint))
+        lines.append(ExplanationLine("next", hint))
     if len(lines) > MAX_LINES:
         raise AssertionError("an explanation has at most 15 lines")
     return tuple(lines)
@@ -97,17 +99,17 @@ def verdict_words(cell: CellReport) -> str:
     return f"{cell.verdict}{word}"
 
 
-def _incidental(cell: CellReport) -> list[Line]:
+def _incidental(cell: CellReport) -> list[ExplanationLine]:
     """Return one line for fields that differ although tokens do not."""
     fields = cell.outcome.facts.fields
     if cell.verdict is not Verdict.TOKENS_MATCH or not fields:
         return []
     names = ", ".join(visible(diff.name) for diff in fields[:4])
     more = f" and {len(fields) - 4} more" if len(fields) > 4 else ""
-    return [Line("differs", clip(f"{names}{more}", _COLUMNS + 20))]
+    return [ExplanationLine("differs", clip(f"{names}{more}", _COLUMNS + 20))]
 
 
-def _since(cell: CellReport) -> list[Line]:
+def _since(cell: CellReport) -> list[ExplanationLine]:
     """Say since when the cell differs, if a previous reference is stored."""
     if cell.verdict in (Verdict.MATCH, Verdict.TOKENS_MATCH, Verdict.ERROR):
         return []
@@ -120,7 +122,7 @@ def _since(cell: CellReport) -> list[Line]:
         text = "after the last update: the reference before it is equal to the current one"
     else:
         text = "not known: the reference before the last update differs as well"
-    return [Line("since", text)]
+    return [ExplanationLine("since", text)]
 
 
 def _update(cell: CellReport) -> str:
@@ -133,39 +135,45 @@ def _update(cell: CellReport) -> str:
     return f" (it changed {_change(fields[0])}{more})"
 
 
-def _difference(cell: CellReport, labels: tuple[str, str], shown: int) -> list[Line]:
+def _difference(cell: CellReport, labels: tuple[str, str], shown: int) -> list[ExplanationLine]:
     lines = _cause(cell.outcome.facts.fields, shown)
-    lines += [Line("", clip(why, 3 * _COLUMNS)) for why in cell.outcome.facts.possible_causes]
+    lines += [
+        ExplanationLine("", clip(why, 3 * _COLUMNS)) for why in cell.outcome.facts.possible_causes
+    ]
     comparison = cell.outcome.facts.comparison
     if comparison is None or comparison.first is None:
         return lines
     pair = comparison.first
-    lines.append(Line("where", _where(comparison, pair)))
+    lines.append(ExplanationLine("where", _where(comparison, pair)))
     prompt = _prompt(pair.request)
     if prompt is not None:
-        lines.append(Line("prompt", prompt))
+        lines.append(ExplanationLine("prompt", prompt))
     if pair.divergence is None:
-        lines.append(Line(labels[0], f"finished with {visible(pair.reference.finish_reason)}"))
-        lines.append(Line(labels[1], f"finished with {visible(pair.actual.finish_reason)}"))
+        lines.append(
+            ExplanationLine(labels[0], f"finished with {visible(pair.reference.finish_reason)}")
+        )
+        lines.append(
+            ExplanationLine(labels[1], f"finished with {visible(pair.actual.finish_reason)}")
+        )
         return lines
     at = pair.divergence.position
-    lines.append(Line("context", _context(pair.reference, at)))
-    lines.append(Line(labels[0], _side(pair.reference, at)))
-    lines.append(Line(labels[1], _side(pair.actual, at)))
+    lines.append(ExplanationLine("context", _context(pair.reference, at)))
+    lines.append(ExplanationLine(labels[0], _side(pair.reference, at)))
+    lines.append(ExplanationLine(labels[1], _side(pair.actual, at)))
     lines += _margin(pair, pair.divergence)
     return lines
 
 
-def _cause(fields: tuple[FieldDiff, ...], shown: int) -> list[Line]:
+def _cause(fields: tuple[FieldDiff, ...], shown: int) -> list[ExplanationLine]:
     if not fields:
-        return [Line("cause", "none differ: every numerics field is equal")]
+        return [ExplanationLine("cause", "none differ: every numerics field is equal")]
     lines = []
     for index, diff in enumerate(fields[:shown]):
-        lines.append(Line("" if index else "cause", _change(diff)))
+        lines.append(ExplanationLine("" if index else "cause", _change(diff)))
         if index == 0:
-            lines.append(Line("", clip(visible(diff.why), 110)))
+            lines.append(ExplanationLine("", clip(visible(diff.why), 110)))
     if len(fields) > shown:
-        lines.append(Line("", f"and {len(fields) - shown} more (--json lists them)"))
+        lines.append(ExplanationLine("", f"and {len(fields) - shown} more (--json lists them)"))
     return lines
 
 
@@ -245,25 +253,31 @@ def _whole_characters(data: bytes, start: int, end: int) -> bytes:
     return data[start:end]
 
 
-def _margin(pair: PairComparison, divergence: Divergence) -> list[Line]:
+def _margin(pair: PairComparison, divergence: Divergence) -> list[ExplanationLine]:
     if divergence.margin is None:
-        lines = [Line("margin", "not recorded for this token")]
+        lines = [ExplanationLine("margin", "not recorded for this token")]
     else:
         greedy = pair.request.sampling.greedy
-        lines = [Line("margin", _margin_text(divergence, divergence.margin, classed=greedy))]
+        lines = [
+            ExplanationLine("margin", _margin_text(divergence, divergence.margin, classed=greedy))
+        ]
     sampling = pair.request.sampling
     if sampling.beam_width:
-        lines.append(Line("sampled", "no: beam search compares whole texts, not single margins"))
+        lines.append(
+            ExplanationLine("sampled", "no: beam search compares whole texts, not single margins")
+        )
     elif not sampling.greedy:
         lines.append(
-            Line("sampled", f"temperature {sampling.temperature:g}: the margin is before noise")
+            ExplanationLine(
+                "sampled", f"temperature {sampling.temperature:g}: the margin is before noise"
+            )
         )
     if pair.evidence is EvidenceState.DIFFERS and pair.gap is not None:
         where = "" if pair.gap_position is None else f" (token {pair.gap_position + 1})"
         what = f"logprobs differ by up to {pair.gap:.3g}" if pair.gap else "a runner-up differs"
-        lines.append(Line("evidence", f"{what} before it{where}"))
+        lines.append(ExplanationLine("evidence", f"{what} before it{where}"))
     elif pair.evidence is EvidenceState.BITWISE and divergence.position:
-        lines.append(Line("evidence", "logprobs before it are bitwise equal"))
+        lines.append(ExplanationLine("evidence", "logprobs before it are bitwise equal"))
     return lines
 
 

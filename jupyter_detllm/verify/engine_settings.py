@@ -25,8 +25,8 @@ __all__ = [
     "ROWS",
     "Choice",
     "Chooser",
-    "Row",
-    "Settings",
+    "EngineSettings",
+    "OptionRow",
     "as_recorded",
     "facts_on_server",
     "known_of",
@@ -47,7 +47,7 @@ class _CannotError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class EngineSettings:
     """What reaches a recorded fingerprint.
 
     Attributes
@@ -64,14 +64,14 @@ class Settings:
     options: tuple[tuple[str, FieldValue], ...] = ()
     modifiers: Modifiers = field(default_factory=Modifiers)
 
-    def with_option(self, name: str, value: FieldValue) -> Settings:
+    def with_option(self, name: str, value: FieldValue) -> EngineSettings:
         """Return these with one engine option more, or another value of it."""
         options = {**dict(self.options), name: value}
         return replace(self, options=tuple(sorted(options.items())))
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OptionRow:
     """One fingerprint field and the option that sets it, in every engine that has the field.
 
     `read` returns the option's value, or None where the default reaches the field.
@@ -138,32 +138,32 @@ def _off(value: FieldValue) -> FieldValue:
     return None
 
 
-ROWS: tuple[Row, ...] = (
-    Row("engine.dtype", "dtype", _among(*_DTYPES)),
-    Row("engine.quantization", "quantization", _matching(_NAME, "none")),
-    Row("engine.kv_cache_dtype", "kv_cache_dtype", _matching(_NAME, "auto")),
-    Row("engine.attention_backend", "attention_backend", _matching(_BACKEND)),
-    Row("engine.tensor_parallel", "tensor_parallel_size", _integer(64, 1)),
-    Row("engine.pipeline_parallel", "pipeline_parallel_size", _integer(64, 1)),
-    Row("engine.data_parallel", "data_parallel_size", _integer(1, 1)),
-    Row("engine.compile", "enforce_eager", _eager),
-    Row("engine.max_num_seqs", "max_num_seqs", _integer(8192)),
-    Row("engine.max_num_batched_tokens", "max_num_batched_tokens", _integer(1 << 20)),
-    Row("engine.chunked_prefill", "enable_chunked_prefill", _flag),
-    Row("engine.prefix_cache", "enable_prefix_caching", _flag),
-    Row("engine.async_scheduling", "async_scheduling", _flag),
-    Row("engine.max_model_len", "max_model_len", _integer(1 << 24)),
-    Row("engine.block_size", "block_size", _integer(1024)),
-    Row("engine.logprobs_mode", "logprobs_mode", _among(*_LOGPROBS)),
-    Row("engine.speculative", "", _off),
-    Row("engine.lora", "max_lora_rank", _lora_rank),
+ROWS: tuple[OptionRow, ...] = (
+    OptionRow("engine.dtype", "dtype", _among(*_DTYPES)),
+    OptionRow("engine.quantization", "quantization", _matching(_NAME, "none")),
+    OptionRow("engine.kv_cache_dtype", "kv_cache_dtype", _matching(_NAME, "auto")),
+    OptionRow("engine.attention_backend", "attention_backend", _matching(_BACKEND)),
+    OptionRow("engine.tensor_parallel", "tensor_parallel_size", _integer(64, 1)),
+    OptionRow("engine.pipeline_parallel", "pipeline_parallel_size", _integer(64, 1)),
+    OptionRow("engine.data_parallel", "data_parallel_size", _integer(1, 1)),
+    OptionRow("engine.compile", "enforce_eager", _eager),
+    OptionRow("engine.max_num_seqs", "max_num_seqs", _integer(8192)),
+    OptionRow("engine.max_num_batched_tokens", "max_num_batched_tokens", _integer(1 << 20)),
+    OptionRow("engine.chunked_prefill", "enable_chunked_prefill", _flag),
+    OptionRow("engine.prefix_cache", "enable_prefix_caching", _flag),
+    OptionRow("engine.async_scheduling", "async_scheduling", _flag),
+    OptionRow("engine.max_model_len", "max_model_len", _integer(1 << 24)),
+    OptionRow("engine.block_size", "block_size", _integer(1024)),
+    OptionRow("engine.logprobs_mode", "logprobs_mode", _among(*_LOGPROBS)),
+    OptionRow("engine.speculative", "", _off),
+    OptionRow("engine.lora", "max_lora_rank", _lora_rank),
 )
 """Every field that an option sets, with what is taken of it and in which bounds."""
 
 
 def settings_of(
     fingerprint: Fingerprint | None, platform: Platform
-) -> tuple[Settings | None, tuple[str, ...]]:
+) -> tuple[EngineSettings | None, tuple[str, ...]]:
     """Return the settings that reach `fingerprint`, or None and the reasons why none do.
 
     Parameters
@@ -198,10 +198,10 @@ def settings_of(
         return None, tuple(reasons)
     if name == VLLM:
         _settle_vllm(options)
-    return Settings(str(name), tuple(sorted(options.items())), _modifiers(values)), ()
+    return EngineSettings(str(name), tuple(sorted(options.items())), _modifiers(values)), ()
 
 
-def _elsewhere(row: Row, value: FieldValue, platform: Platform) -> bool:
+def _elsewhere(row: OptionRow, value: FieldValue, platform: Platform) -> bool:
     """Return whether a field names what exists on another platform only.
 
     The engine then runs with this platform's, and the fingerprints show the difference.
@@ -238,7 +238,7 @@ class Choice:
     """What is started for a stamp: model or address, and settings; or why nothing is."""
 
     model: str = ""
-    settings: Settings | None = None
+    settings: EngineSettings | None = None
     reasons: tuple[str, ...] = ()
 
 
@@ -275,7 +275,7 @@ def as_recorded(
 
 def on_server(address: str, served: str = "") -> Chooser:
     """Return what sends everything to one server."""
-    settings = Settings(VLLM_SERVER, (("model", served),) if served else ())
+    settings = EngineSettings(VLLM_SERVER, (("model", served),) if served else ())
 
     def choose(stamp: Stamp) -> Choice:
         if any(request.sampling.beam_width for request in stamp.requests):

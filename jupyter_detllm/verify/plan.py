@@ -20,7 +20,7 @@ from jupyter_detllm.core.verdict import Facts, Outcome, decide
 from jupyter_detllm.engines.base import VLLM
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.models import DEMO_NAME
-from jupyter_detllm.verify.engine_settings import Chooser, Settings
+from jupyter_detllm.verify.engine_settings import Chooser, EngineSettings
 
 __all__ = [
     "DEFAULT_TOKENS_TOTAL",
@@ -197,7 +197,7 @@ class EngineGroup:
 
     model: str
     identity: ModelIdentity
-    settings: Settings
+    settings: EngineSettings
     level: Level
     root_seed: int
     cells: tuple[PlannedCell, ...]
@@ -241,7 +241,7 @@ class _Recorded:
     view: CellView
     stamp: Stamp
     model: str
-    settings: Settings
+    settings: EngineSettings
 
     def group_key(self) -> tuple[object, ...]:
         digests = tuple(self.stamp.model.digests().values())
@@ -322,7 +322,7 @@ def _group(members: Sequence[_Recorded]) -> EngineGroup:
     )
 
 
-def _widened(settings: Settings, batches: Sequence[Call]) -> Settings:
+def _widened(settings: EngineSettings, batches: Sequence[Call]) -> EngineSettings:
     """Allow as many logprobs as the widest beam search asks for."""
     widths = [r.sampling.beam_width for batch in batches for r in batch.requests]
     needed = 2 * max(widths, default=0)

@@ -15,7 +15,7 @@ from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.selftest import Form
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.kernel import session as sessions
-from jupyter_detllm.kernel.session import Session, Settings, run_probe
+from jupyter_detllm.kernel.session import Session, SessionSettings, run_probe
 from jupyter_detllm.verify import replay as replaying
 from jupyter_detllm.verify.report import Report
 from tests.builders import notebook
@@ -75,7 +75,7 @@ def test_probe_the_running_engine(monkeypatch: pytest.MonkeyPatch, short: bool) 
     monkeypatch.setattr(sessions, "_SESSION", session)
     with pytest.raises(UsageError, match="no engine"):
         det.probe()
-    session.use("fake", {"batch_sensitive": True}, Settings(level=Level.REPEATABLE))
+    session.use("fake", {"batch_sensitive": True}, SessionSettings(level=Level.REPEATABLE))
     found = det.probe(short=short)
     assert found.form is (Form.SHORT if short else Form.LONG)
     assert not found.held

@@ -32,7 +32,7 @@ from jupyter_detllm.kernel.caching import _store
 from jupyter_detllm.kernel.cells import CellEnd, RunningCells
 from jupyter_detllm.kernel.display import stamp_line
 from jupyter_detllm.kernel.prompts import CacheUse, GenerateCall
-from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.session import Session, SessionSettings
 from jupyter_detllm.kernel.stamping import Recorder, StampRecord
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.render.cell import stamp_html
@@ -65,7 +65,7 @@ class Counted(Session):
     def __init__(self, level: Level = Level.REPEATABLE, seed: int = 7) -> None:
         super().__init__()
         self.recorder = Recorder(RunningCells())
-        self.use("fake", {}, Settings(seed=seed, level=level))
+        self.use("fake", {}, SessionSettings(seed=seed, level=level))
         self.calls: list[int] = []
         self.change: Callable[[Generation], Generation] = lambda generation: generation
         engine: Any = self.engine

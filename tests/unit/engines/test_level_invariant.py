@@ -34,12 +34,12 @@ from jupyter_detllm.engines.selftest import (
 from jupyter_detllm.engines.start import Modifiers, environment_fingerprint, start
 from jupyter_detllm.errors import EngineError, InvarianceError, UsageError
 from jupyter_detllm.invariance.base import KernelRow
-from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.session import Session, SessionSettings
 from jupyter_detllm.kernel.status import engine_text, setup_text, status_text
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from tests.fakes import forget_seed
 
-ASKED = Settings(seed=7, level=Level.INVARIANT, level_asked=True)
+ASKED = SessionSettings(seed=7, level=Level.INVARIANT, level_asked=True)
 
 
 @pytest.fixture(autouse=True)
@@ -248,11 +248,11 @@ def test_only_what_held_is_remembered_and_a_spoilt_file_is_none() -> None:
 
 def test_the_default_is_invariant_where_it_holds() -> None:
     session = Session()
-    session.configure(Settings(seed=7))
+    session.configure(SessionSettings(seed=7))
     assert setup_text(session).startswith(
         "detllm: level invariant where its self-test holds, else repeatable, seed 7"
     )
-    session.use("fake", {}, Settings(seed=7))
+    session.use("fake", {}, SessionSettings(seed=7))
     assert engine_text(session) == "engine ready: fake, level invariant"
     assert "method   fake: short self-test: 22 of 22" in status_text(session)
     assert "; reaches 4,096 tokens, 256 sequences" in status_text(session)
@@ -276,13 +276,13 @@ def count_starts(monkeypatch: pytest.MonkeyPatch) -> list[EngineSpec]:
 def test_the_default_falls_back_and_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     starts = count_starts(monkeypatch)
     session = Session()
-    session.use("fake", {"broken_invariance": "batch"}, Settings(seed=7))
+    session.use("fake", {"broken_invariance": "batch"}, SessionSettings(seed=7))
     assert len(starts) == 1  # the engine continues: it is not restarted
     first, second = engine_text(session).splitlines()
     assert first == "engine ready: fake, level repeatable, broken_invariance=batch"
     assert second.startswith("level repeatable, since the level invariant does not hold")
     assert second in status_text(session).replace("\n         ", "\n")
-    assert session.settings == Settings(seed=7, level=Level.REPEATABLE)
+    assert session.settings == SessionSettings(seed=7, level=Level.REPEATABLE)
     assert session.controls is not None
     assert session.controls.level is Level.REPEATABLE
     assert "engine.invariance" not in session.fingerprint().numerics
@@ -320,7 +320,7 @@ def test_an_engine_that_cannot_go_on_at_the_fallback_is_started_again(
     starts = count_starts(monkeypatch)
     monkeypatch.setattr(FakeEngine, "lower", lambda self, level, why: False)
     session = Session()
-    session.use("fake", {"broken_invariance": "batch"}, Settings(seed=7))
+    session.use("fake", {"broken_invariance": "batch"}, SessionSettings(seed=7))
     assert [spec.level for spec in starts] == [Level.INVARIANT, Level.REPEATABLE]
     assert session.notice.startswith("level repeatable, since the level invariant does not hold")
 
@@ -328,7 +328,10 @@ def test_an_engine_that_cannot_go_on_at_the_fallback_is_started_again(
 def test_an_engine_that_went_on_is_as_one_that_was_started_for_its_level() -> None:
     options = {"broken_invariance": "batch", "batch_sensitive": True}
     found, records = [], []
-    for settings in (Settings(seed=7), Settings(seed=7, level=Level.REPEATABLE, level_asked=True)):
+    for settings in (
+        SessionSettings(seed=7),
+        SessionSettings(seed=7, level=Level.REPEATABLE, level_asked=True),
+    ):
         session = Session()
         session.use("fake", options, settings)
         records.append(session.fingerprint().numerics)
@@ -340,11 +343,11 @@ def test_an_engine_that_went_on_is_as_one_that_was_started_for_its_level() -> No
 
 
 def test_a_level_that_was_asked_for_is_not_lost_on_the_way() -> None:
-    settings = Settings().changed({"level": "invariant"})
+    settings = SessionSettings().changed({"level": "invariant"})
     assert settings.level_asked
     assert settings.changed({"seed": 3}).level_asked
-    assert not Settings().changed({"seed": 3}).level_asked
-    assert settings == Settings()  # who chose it makes no other session
+    assert not SessionSettings().changed({"seed": 3}).level_asked
+    assert settings == SessionSettings()  # who chose it makes no other session
 
 
 def test_the_python_api_warns_when_it_falls_back() -> None:
@@ -366,7 +369,7 @@ def test_the_python_api_warns_when_it_falls_back() -> None:
 
 def test_generations_of_the_default_level_do_not_depend_on_their_batch() -> None:
     session = Session()
-    session.use("fake", {"batch_sensitive": True}, Settings(seed=7))
+    session.use("fake", {"batch_sensitive": True}, SessionSettings(seed=7))
     engine, _ = session.running()
     assert long_test(engine).held
 

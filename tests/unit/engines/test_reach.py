@@ -25,7 +25,7 @@ from jupyter_detllm.engines import start
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import StampError
 from jupyter_detllm.kernel.prompts import GenerateCall
-from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.session import Session, SessionSettings
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.render import FORMATS, render_report
 from jupyter_detllm.render.cell import stamp_html
@@ -107,7 +107,7 @@ def test_without_a_reach_nothing_is_beyond() -> None:
 
 def generated(max_tokens: int, **options: Any) -> Stamp:
     session = Session()
-    session.use("fake", options, Settings(seed=7))
+    session.use("fake", options, SessionSettings(seed=7))
     try:
         ask = GenerateCall((Prompt.chat("Hello"),), SamplingOptions(max_tokens=max_tokens))
         session.run(ask, session.prepare(ask))
@@ -137,7 +137,7 @@ def test_a_call_beyond_the_reach_is_stamped() -> None:
 @pytest.mark.usefixtures("own_cache")
 def test_at_another_level_there_is_no_reach() -> None:
     session = Session()
-    settings = Settings(seed=7, level=Level.REPEATABLE, level_asked=True)
+    settings = SessionSettings(seed=7, level=Level.REPEATABLE, level_asked=True)
     session.use("fake", {}, settings)
     ask = GenerateCall((Prompt.chat("Hello"),), SamplingOptions(max_tokens=4))
     session.run(ask, session.prepare(ask))

@@ -16,7 +16,7 @@ from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import EngineError, InvarianceError
 from jupyter_detllm.kernel.commands import VERBS
 from jupyter_detllm.kernel.prompts import GenerateCall
-from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.session import Session, SessionSettings
 from jupyter_detllm.kernel.status import engine_text, status_text
 from tests.fake_server import FakeServer, Fault, serving
 
@@ -56,9 +56,9 @@ def server() -> Iterator[FakeServer]:
         yield found
 
 
-def used(server: FakeServer, settings: Settings | None = None, **options: Any) -> Session:
+def used(server: FakeServer, settings: SessionSettings | None = None, **options: Any) -> Session:
     session = Session()
-    session.use(server.url, options, settings or Settings())
+    session.use(server.url, options, settings or SessionSettings())
     return session
 
 
@@ -97,7 +97,7 @@ def test_a_plain_server_is_stamped_with_what_it_tells_and_nothing_of_this_proces
 
 def test_a_server_of_ours_tells_all_and_is_bounded() -> None:
     with serving(record=RECORD) as server:
-        session = used(server, Settings(level=Level.SEEDED, level_asked=True))
+        session = used(server, SessionSettings(level=Level.SEEDED, level_asked=True))
         cell, result = answered(session, SamplingOptions())
         stamp = cell.stamp("source")
         values = stamp.fingerprint.values()
@@ -132,7 +132,7 @@ def test_invariant_is_claimed_on_the_self_test_alone() -> None:
         session.release()
         server.sensitive = True
         with pytest.raises(InvarianceError, match="does not hold"):
-            used(server, Settings(level=Level.INVARIANT, level_asked=True))
+            used(server, SessionSettings(level=Level.INVARIANT, level_asked=True))
 
 
 def test_a_failed_call_leaves_nothing_to_stamp(server: FakeServer) -> None:
@@ -154,7 +154,7 @@ def test_development_mode_tells_the_configuration() -> None:
         "vllm_env": {"VLLM_BATCH_INVARIANT": True},
     }
     with serving(info=info) as server:
-        session = used(server, Settings(level=Level.SEEDED, level_asked=True))
+        session = used(server, SessionSettings(level=Level.SEEDED, level_asked=True))
         values = session.fingerprint().values()
         assert values["engine.dtype"] == values["engine.kv_cache_dtype"] == "bfloat16"
         assert values["engine.tensor_parallel"] == 2

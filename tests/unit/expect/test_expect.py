@@ -23,7 +23,7 @@ from jupyter_detllm.expect.expectation import MAX_PATTERN, expectation_of, from_
 from jupyter_detllm.kernel.cells import CellEnd, RunningCells
 from jupyter_detllm.kernel.expecting import Expect, OnMismatch
 from jupyter_detllm.kernel.prompts import GenerateCall
-from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.session import Session, SessionSettings
 from jupyter_detllm.kernel.stamping import Recorder
 from tests.fakes import forget_seed
 
@@ -169,7 +169,7 @@ def process() -> Iterator[None]:
 def session() -> Session:
     made = Session()
     made.recorder = Recorder(RunningCells())
-    made.use("fake", {}, Settings(seed=7))
+    made.use("fake", {}, SessionSettings(seed=7))
     return made
 
 

@@ -24,7 +24,7 @@ from jupyter_detllm.export.kernelspec import (
     remove_kernel,
 )
 from jupyter_detllm.kernel.config import DetLLM
-from jupyter_detllm.kernel.session import Settings
+from jupyter_detllm.kernel.session import SessionSettings
 from jupyter_detllm.kernel.status import status_text
 from jupyter_detllm.probes.platform import Platform
 
@@ -151,15 +151,18 @@ def test_a_broken_mark_is_none(text: str) -> None:
 
 def test_a_session_begins_with_what_the_kernelspec_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KERNEL_VARIABLE, "k level=seeded seed=9")
-    for settings in (Settings.initial(), DetLLM().settings()):
+    for settings in (SessionSettings.initial(), DetLLM().settings()):
         assert (settings.seed, settings.level, settings.level_asked) == (9, Level.SEEDED, True)
     monkeypatch.setenv(LEVEL_VARIABLE, "repeatable")  # a rerun's level comes first
-    assert (Settings.initial().seed, Settings.initial().level) == (9, Level.REPEATABLE)
+    assert (SessionSettings.initial().seed, SessionSettings.initial().level) == (
+        9,
+        Level.REPEATABLE,
+    )
     assert DetLLM(seed=3).settings().seed == 3
     monkeypatch.setenv(KERNEL_VARIABLE, "k")
     monkeypatch.delenv(LEVEL_VARIABLE)
-    assert Settings.initial() == Settings()
-    assert not Settings.initial().level_asked
+    assert SessionSettings.initial() == SessionSettings()
+    assert not SessionSettings.initial().level_asked
 
 
 def test_status_does_not_name_a_kernelspec_where_there_is_none() -> None:

@@ -28,7 +28,7 @@ from jupyter_detllm.kernel.panel import (
     panel_html,
     panel_text,
 )
-from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.session import Session, SessionSettings
 from jupyter_detllm.kernel.stamping import StampRecord
 from tests.fakes import Run, forget_seed
 from tests.hostile import HOSTILE
@@ -50,7 +50,7 @@ def process() -> Iterator[None]:
 @pytest.fixture
 def session() -> Session:
     made = Session()
-    made.use("fake", {}, Settings(seed=7, level=Level.REPEATABLE))
+    made.use("fake", {}, SessionSettings(seed=7, level=Level.REPEATABLE))
     one, two = Run(name="haiku").stamp(), Run(name="").stamp()
     made.ledger.add(StampRecord(one, one.to_json(), {"run_id": "r"}, "cell-1", 0, live=RECORDED))
     made.ledger.add(StampRecord(two, two.to_json(), {"run_id": "s"}, None, 0))

@@ -24,7 +24,7 @@ from jupyter_detllm.errors import (
 )
 from jupyter_detllm.kernel.cells import CellEnd, RunningCells
 from jupyter_detllm.kernel.prompts import GenerateCall
-from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.session import Session, SessionSettings
 from jupyter_detllm.kernel.stamping import Recorder, StampRecord
 from jupyter_detllm.probes.process import home_and_user
 from tests.fakes import forget_seed
@@ -49,7 +49,7 @@ def session() -> Session:
     """A session with the fake engine."""
     made = Session()
     made.recorder = Recorder(RunningCells())
-    made.use("fake", {}, Settings(seed=7))
+    made.use("fake", {}, SessionSettings(seed=7))
     return made
 
 
@@ -79,16 +79,16 @@ def test_use_seeds_and_sets_controls_first(session: Session) -> None:
     assert session.controls is not None
     assert session.controls.level is Level.INVARIANT
     first = random.random()
-    session.configure(Settings(seed=7))
+    session.configure(SessionSettings(seed=7))
     assert random.random() == first
 
 
 def test_an_option_of_a_failed_start_is_not_kept(session: Session) -> None:
     session.release()
-    asked = Settings(seed=8, dtype="float99")
+    asked = SessionSettings(seed=8, dtype="float99")
     with pytest.raises(EngineStartError):
         session.use("fake", {"fail_start": True}, asked)
-    assert session.settings == Settings(seed=8)
+    assert session.settings == SessionSettings(seed=8)
     assert session.use("fake", {}, session.settings)
     assert session.spec is not None
     assert "dtype" not in session.spec.options
@@ -100,7 +100,7 @@ def test_another_engine_is_refused_without_a_secret_or_the_home(
     home = os.environ["HOME"]
     home_and_user.cache_clear()
     with pytest.raises(UsageError) as refused:
-        session.use(f"{home}/models/x", {"hf_token": "hunter2hunter2"}, Settings(seed=7))
+        session.use(f"{home}/models/x", {"hf_token": "hunter2hunter2"}, SessionSettings(seed=7))
     home_and_user.cache_clear()
     assert "hunter2" not in str(refused.value)
     assert home not in str(refused.value)
@@ -109,23 +109,33 @@ def test_another_engine_is_refused_without_a_secret_or_the_home(
 
 def test_use_with_the_same_settings_keeps_the_engine(session: Session) -> None:
     engine = session.engine
-    assert session.use("fake", {}, Settings(seed=7)) is False
+    assert session.use("fake", {}, SessionSettings(seed=7)) is False
     assert session.engine is engine
 
 
 @pytest.mark.parametrize(
     ("model", "options", "settings", "named"),
     [
-        ("other/model", {}, Settings(seed=7), "model is fake, asked for other/model"),
-        ("fake", {"dtype": "x"}, Settings(seed=7), "dtype is the default, asked for x"),
-        ("fake", {}, Settings(seed=8), "seed is 7, asked for 8"),
-        ("fake", {}, Settings(seed=7, level=Level.SEEDED), "level is invariant, asked for seeded"),
-        ("fake", {}, Settings(seed=7, eager=True), "enforce_eager is the default, asked for True"),
-        ("fake", {}, Settings(seed=7, no_tf32=True), "no_tf32 is False, asked for True"),
+        ("other/model", {}, SessionSettings(seed=7), "model is fake, asked for other/model"),
+        ("fake", {"dtype": "x"}, SessionSettings(seed=7), "dtype is the default, asked for x"),
+        ("fake", {}, SessionSettings(seed=8), "seed is 7, asked for 8"),
+        (
+            "fake",
+            {},
+            SessionSettings(seed=7, level=Level.SEEDED),
+            "level is invariant, asked for seeded",
+        ),
+        (
+            "fake",
+            {},
+            SessionSettings(seed=7, eager=True),
+            "enforce_eager is the default, asked for True",
+        ),
+        ("fake", {}, SessionSettings(seed=7, no_tf32=True), "no_tf32 is False, asked for True"),
     ],
 )
 def test_use_with_others_refuses_and_names_them(
-    session: Session, model: str, options: dict[str, str], settings: Settings, named: str
+    session: Session, model: str, options: dict[str, str], settings: SessionSettings, named: str
 ) -> None:
     engine = session.engine
     with pytest.raises(UsageError) as caught:
@@ -133,18 +143,18 @@ def test_use_with_others_refuses_and_names_them(
     assert named in str(caught.value)
     assert "%detllm release" in str(caught.value)
     assert session.engine is engine
-    assert session.settings == Settings(seed=7)
+    assert session.settings == SessionSettings(seed=7)
 
 
 def test_text_and_typed_options_are_the_same() -> None:
     session = Session()
-    session.use("fake", {"delay_ms": 0, "batch_sensitive": True}, Settings())
-    assert not session.use("fake", {"delay_ms": "0", "batch_sensitive": "true"}, Settings())
+    session.use("fake", {"delay_ms": 0, "batch_sensitive": True}, SessionSettings())
+    assert not session.use("fake", {"delay_ms": "0", "batch_sensitive": "true"}, SessionSettings())
 
 
 def test_configure_refuses_another_seed_while_an_engine_runs(session: Session) -> None:
     with pytest.raises(UsageError, match="seed is 7, asked for 8"):
-        session.configure(Settings(seed=8))
+        session.configure(SessionSettings(seed=8))
 
 
 def test_release_then_use_with_others(session: Session) -> None:
@@ -152,16 +162,16 @@ def test_release_then_use_with_others(session: Session) -> None:
     assert report is not None
     assert report.freed
     assert session.release() is None
-    session.use("fake", {"dtype": "x"}, Settings(seed=8))
-    assert session.settings == Settings(seed=8)
+    session.use("fake", {"dtype": "x"}, SessionSettings(seed=8))
+    assert session.settings == SessionSettings(seed=8)
 
 
 def test_a_failed_start_leaves_no_engine_and_can_be_tried_again() -> None:
     session = Session()
     with pytest.raises(EngineStartError):
-        session.use("fake", {"fail_start": True}, Settings())
+        session.use("fake", {"fail_start": True}, SessionSettings())
     assert session.engine is None
-    assert session.use("fake", {}, Settings())
+    assert session.use("fake", {}, SessionSettings())
 
 
 def test_without_an_engine_nothing_is_generated() -> None:
@@ -171,12 +181,12 @@ def test_without_an_engine_nothing_is_generated() -> None:
 
 def test_settings_are_checked() -> None:
     with pytest.raises(UsageError, match="out of range"):
-        Settings().changed({"seed": 2**63})
+        SessionSettings().changed({"seed": 2**63})
     with pytest.raises(UsageError, match="out of range"):
-        Settings().changed({"seed": True})
+        SessionSettings().changed({"seed": True})
     with pytest.raises(UsageError, match="'best' is not a guarantee level"):
-        Settings().changed({"level": "best"})
-    assert Settings(seed=3).changed({"seed": None, "level": "seeded"}).seed == 3
+        SessionSettings().changed({"level": "best"})
+    assert SessionSettings(seed=3).changed({"seed": None, "level": "seeded"}).seed == 3
 
 
 def test_the_stamp_holds_what_was_asked_and_generated(session: Session) -> None:
@@ -232,7 +242,7 @@ def test_the_users_random_stream_goes_on_as_if_no_engine_existed(session: Sessio
     generate(session, ask("x", options=SAMPLED))
     drawn.append(random.random())
     session.release()
-    session.use("fake", {}, Settings(seed=7))
+    session.use("fake", {}, SessionSettings(seed=7))
     drawn.append(random.random())
     assert drawn == expected
 
@@ -251,7 +261,7 @@ def test_a_cell_has_one_name(session: Session) -> None:
 def test_a_cell_has_one_engine(session: Session) -> None:
     generate(session, ask("a"))
     session.release()
-    session.use("fake", {}, Settings(seed=7))
+    session.use("fake", {}, SessionSettings(seed=7))
     with pytest.raises(UsageError, match="another engine"):
         session.prepare(ask("b"))
     closed(session)
@@ -299,7 +309,7 @@ def test_an_interrupted_call_spoils_the_cell_even_when_the_user_catches_it(
 def test_a_failed_call_is_not_stamped() -> None:
     session = Session()
     session.recorder = Recorder(RunningCells())
-    session.use("fake", {"fail_at": 3}, Settings(level=Level.REPEATABLE))
+    session.use("fake", {"fail_at": 3}, SessionSettings(level=Level.REPEATABLE))
     with pytest.raises(EngineError):
         generate(session, ask("a"))
     assert close(session) is None

@@ -16,7 +16,7 @@ from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec, ShutdownReport
 from jupyter_detllm.kernel import commands
 from jupyter_detllm.kernel.live import RECORDED
-from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.session import Session, SessionSettings
 from jupyter_detllm.kernel.stamping import StampRecord
 from jupyter_detllm.kernel.status import release_text, setup_text, stamps_text, status_text
 from jupyter_detllm.probes.process import home_and_user
@@ -47,7 +47,7 @@ def test_every_control_stands_with_what_became_of_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "FLASH_ATTENTION")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     session = Session()
-    session.configure(Settings(seed=9, level=Level.SEEDED))
+    session.configure(SessionSettings(seed=9, level=Level.SEEDED))
     text = status_text(session)
     assert session.controls is not None
     for control in ENV_CONTROLS:
@@ -65,7 +65,7 @@ def test_every_control_stands_with_what_became_of_it(monkeypatch: pytest.MonkeyP
 
 def test_late_controls_stand_with_the_way_out() -> None:
     session = Session()
-    session.configure(Settings())
+    session.configure(SessionSettings())
     assert session.controls is not None
     assert "PYTHONHASHSEED" in session.controls.late
     for shown in (status_text(session), setup_text(session)):
@@ -74,7 +74,7 @@ def test_late_controls_stand_with_the_way_out() -> None:
 
 def test_the_log_is_named_without_the_users_name(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session()
-    session.use("fake", {}, Settings())
+    session.use("fake", {}, SessionSettings())
     monkeypatch.setattr(session.engine, "log_path", Path.home() / "state" / "x.log", raising=False)
     text = status_text(session)
     assert "log      ~/state/x.log" in text
@@ -84,7 +84,7 @@ def test_the_log_is_named_without_the_users_name(monkeypatch: pytest.MonkeyPatch
 def test_secret_options_and_the_home_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     home_and_user.cache_clear()
     session = Session()
-    session.use("fake", {}, Settings())
+    session.use("fake", {}, SessionSettings())
     model = f"{os.environ['HOME']}/models/mine"
     session.spec = EngineSpec(model, options={"hf_token": "hunter2hunter2", "max_num_seqs": 4})
     shown = status_text(session)

@@ -43,7 +43,7 @@ from jupyter_detllm.kernel.cells import CellEnd, RunningCells
 from jupyter_detllm.kernel.commands import VERBS, set_thresholds, watch
 from jupyter_detllm.kernel.config import DetLLM
 from jupyter_detllm.kernel.prompts import CacheUse, GenerateCall
-from jupyter_detllm.kernel.session import Session, Settings
+from jupyter_detllm.kernel.session import Session, SessionSettings
 from jupyter_detllm.kernel.stamping import Recorder, StampRecord
 from jupyter_detllm.metering import measures
 from jupyter_detllm.metering.measures import (
@@ -271,7 +271,7 @@ def test_the_result_cache_reports(
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     session = Session()
     session.recorder = Recorder(RunningCells())
-    session.use("fake", {}, Settings(level=Level.REPEATABLE))
+    session.use("fake", {}, SessionSettings(level=Level.REPEATABLE))
     ask = GenerateCall((Prompt.chat("Hello"),), SamplingOptions(max_tokens=4), cache=CacheUse())
     for use in (CacheUse(), CacheUse(), CacheUse(sample=1.0)):
         asked = replace(ask, cache=use)

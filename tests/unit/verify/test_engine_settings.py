@@ -13,7 +13,7 @@ from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.engines.fake.model import ENGINE_DEFAULTS
 from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.verify.engine_settings import ROWS, Settings, settings_of
+from jupyter_detllm.verify.engine_settings import ROWS, EngineSettings, settings_of
 
 VLLM_CPU: Mapping[str, FieldValue] = {
     "engine.async_scheduling": False,
@@ -43,7 +43,7 @@ VLLM_CPU: Mapping[str, FieldValue] = {
 
 def of(
     changed: Mapping[str, FieldValue] | None = None, platform: Platform = Platform.CPU
-) -> tuple[Settings | None, tuple[str, ...]]:
+) -> tuple[EngineSettings | None, tuple[str, ...]]:
     return settings_of(Fingerprint({**VLLM_CPU, **(changed or {})}), platform)
 
 
@@ -152,7 +152,7 @@ def test_unknown_fields_choose_nothing() -> None:
 
 
 def test_modifiers_of_the_session_are_found_again() -> None:
-    assert of()[0] == Settings("vllm", tuple(sorted(options().items())), Modifiers())
+    assert of()[0] == EngineSettings("vllm", tuple(sorted(options().items())), Modifiers())
     found, _ = of(
         {
             "torch.deterministic_algorithms": "warn",
