@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
-from jupyter_detllm.core.stamp import Stamp
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import Stamp, read_stamp
 from tests.waiting import HANGS
 
 __all__ = [

@@ -17,8 +17,7 @@ from jupyter_detllm.core.canonical import Digest, Json, digest_of
 from jupyter_detllm.core.compare import Comparison, compare_calls
 from jupyter_detllm.core.generation import EVIDENCE_K, Generation, GenerationRequest
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.stamp import Call, ModelIdentity, generation_json
-from jupyter_detllm.core.stamp_reader import Reader, read_generation
+from jupyter_detllm.core.stamp import Call, ModelIdentity, Reader, generation_json, read_generation
 from jupyter_detllm.engines.base import GenerationResult, RunStats
 from jupyter_detllm.errors import CanonicalError, StampError, UsageError
 

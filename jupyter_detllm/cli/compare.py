@@ -6,7 +6,8 @@ import argparse
 
 from jupyter_detllm.cli._options import add_verifying
 from jupyter_detllm.cli._verifying import check_outputs, deliver, policy_of
-from jupyter_detllm.verify.compare import SideChoice, compare_paths
+from jupyter_detllm.core.notebook import Which
+from jupyter_detllm.verify.compare import compare_paths
 from jupyter_detllm.verify.report import parse_accept
 
 __all__ = ["configure", "run"]
@@ -19,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("right", metavar="B", help="the same")
     parser.add_argument(
         "--side",
-        choices=[side.value for side in SideChoice],
+        choices=[Which.ACTUAL.value, Which.REFERENCE.value],
         help="which stamps of notebooks; default: those of outputs, else references",
     )
     add_verifying(parser)
@@ -29,5 +30,5 @@ def run(args: argparse.Namespace) -> int:
     """Compare the files, print the report and return its exit code."""
     policy, accept = policy_of(args), parse_accept(args.accept)
     check_outputs(args, (args.left, args.right))
-    side = None if args.side is None else SideChoice(args.side)
-    return deliver(compare_paths(args.left, args.right, policy, accept, side), args)
+    which = Which(args.side or Which.ONE)
+    return deliver(compare_paths(args.left, args.right, policy, accept, which), args)

@@ -15,8 +15,7 @@ from jupyter_detllm.core.compare import Comparison, Divergence, PairComparison
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation
 from jupyter_detllm.core.notebook import CELL_SCHEMA, KEY, schema_problems
-from jupyter_detllm.core.stamp import Stamp, source_digest
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import Stamp, read_stamp, source_digest
 from jupyter_detllm.core.verdict import Facts, Outcome, Verdict, decide, facts_of
 from jupyter_detllm.errors import StampError
 from jupyter_detllm.render.visible import clip, quoted, token_text, visible

@@ -17,7 +17,7 @@ from jupyter_detllm.probes.process import shown_text
 from jupyter_detllm.render.cell import preformatted
 from jupyter_detllm.render.chart import Chart
 from jupyter_detllm.render.metrics import kernel_line, plot_of, warnings
-from jupyter_detllm.render.visible import clip, visible, width
+from jupyter_detllm.render.visible import aligned, clip, visible
 
 if TYPE_CHECKING:
     from jupyter_detllm.engines.selftest import CompositionRow
@@ -236,7 +236,7 @@ def _cell_rows(content: Content) -> list[str]:
     if not content.cells:
         return ["stamped cells: none yet"]
     rows = [(c.label, c.digest, f"{c.tokens} tokens", c.result) for c in content.cells]
-    return ["stamped cells", *_table(rows)]
+    return ["stamped cells", *aligned(rows)]
 
 
 def _grouped(content: Content) -> list[tuple[str, list[FieldRow]]]:
@@ -251,13 +251,4 @@ def _count(rows: Sequence[FieldRow]) -> str:
 
 
 def _field_rows(rows: Iterable[FieldRow]) -> list[str]:
-    return _table([(row.name, row.role, row.value) for row in rows])
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (text + " " * (w - width(text)) for text, w in zip(row, widths, strict=True))
-        lines.append(f"  {'  '.join(cells)}".rstrip())
-    return lines
+    return aligned([(row.name, row.role, row.value) for row in rows])

@@ -17,7 +17,7 @@ from numbers import Integral
 from typing import Any, TypeAlias
 
 from jupyter_detllm.core.generation import Message, Prompt, PromptKind
-from jupyter_detllm.core.stamp_reader import MAX_TEXT
+from jupyter_detllm.core.stamp import MAX_TEXT
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import RequestError, UsageError, nearest
 

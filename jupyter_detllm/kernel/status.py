@@ -14,6 +14,7 @@ from jupyter_detllm.kernel.live import verdict_line
 from jupyter_detllm.kernel.session import Session
 from jupyter_detllm.kernel.stamping import Ledger
 from jupyter_detllm.probes.process import shown_option, shown_text
+from jupyter_detllm.render.visible import aligned
 
 if TYPE_CHECKING:
     from jupyter_detllm.controls.ledger import ControlEntry, ControlReport
@@ -146,20 +147,11 @@ def _controls_table(entries: Sequence[ControlEntry]) -> list[str]:
         (e.name, _shown(e.requested), _shown(e.effective), str(e.state).replace("_", " "), e.reason)
         for e in entries
     ]
-    return _table([("name", "requested", "effective", "state", "why"), *rows])
+    return aligned([("name", "requested", "effective", "state", "why"), *rows])
 
 
 def _shown(value: str | None) -> str:
     return "-" if value is None else value
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def stamps_text(ledger: Ledger) -> str:
@@ -177,7 +169,7 @@ def stamps_text(ledger: Ledger) -> str:
                 verdict_line(entry.live),
             )
         )
-    return "\n".join(["stamped cells", *_table(rows)])
+    return "\n".join(["stamped cells", *aligned(rows)])
 
 
 def release_text(model: str, report: ShutdownReport) -> str:

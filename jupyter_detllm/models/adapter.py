@@ -6,7 +6,7 @@ The digest is computed like that of a model's weights: SHA-256 of the canonical 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from jupyter_detllm.errors import ModelError
 from jupyter_detllm.models.cache import no_progress, read_json
 from jupyter_detllm.models.digests import cached_digests
 
-__all__ = ["ADAPTER_OPTION", "Adapter", "adapters_among", "is_adapter", "read_adapter"]
+__all__ = ["ADAPTER_OPTION", "Adapter", "is_adapter", "read_adapter"]
 
 ADAPTER_OPTION = "lora"
 """The engine option for an adapter's folder; vLLM has no option of that name."""
@@ -66,11 +66,6 @@ def read_adapter(folder: str | Path) -> Adapter:
     found = cached_digests({name: path / name for name in (_CONFIG, _WEIGHTS)}, no_progress)
     digest = digest_of([[name, found[name][1]] for name in sorted(found)])
     return Adapter(path, _rank(path / _CONFIG), digest)
-
-
-def adapters_among(names: Iterable[str]) -> dict[str, str]:
-    """Return the adapters among names of models and folders, as digest to name."""
-    return {str(read_adapter(name).digest): name for name in names if is_adapter(name)}
 
 
 def _rank(path: Path) -> int:

@@ -31,7 +31,7 @@ from jupyter_detllm.verify.report import (
 __all__ = [
     "MAX_LINES",
     "PROMOTION_WORDS",
-    "ExplanationLine",
+    "Remark",
     "command",
     "environment_lines",
     "explain",
@@ -51,8 +51,8 @@ _FIELDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class ExplanationLine:
-    """A labelled line of an explanation; the first line has a verdict and no label."""
+class Remark:
+    """A labelled line of an explanation; the first one holds the verdict and has no label."""
 
     label: str
     text: str
@@ -63,22 +63,20 @@ def side_labels(mode: Mode) -> tuple[str, str]:
     return ("A", "B") if mode is Mode.COMPARE else ("recorded", "now")
 
 
-def explain(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> tuple[ExplanationLine, ...]:
+def explain(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> tuple[Remark, ...]:
     """Return the lines about a cell, the heading first, at most 15."""
-    lines = [ExplanationLine("", _heading(cell))]
+    lines = [Remark("", _heading(cell))]
     history = _since(cell)
     if cell.verdict in (Verdict.DRIFT, Verdict.DIVERGED):
         room = _FIELDS - len(history) - len(cell.outcome.facts.possible_causes)
         lines += _difference(cell, side_labels(mode), room)
     elif cell.verdict is not Verdict.MATCH:
-        lines += [
-            ExplanationLine("why", clip(visible(r), 3 * _COLUMNS)) for r in cell.outcome.reasons[:6]
-        ]
+        lines += [Remark("why", clip(visible(r), 3 * _COLUMNS)) for r in cell.outcome.reasons[:6]]
         lines += _incidental(cell)
     lines += history
     hint = advice(cell, path, mode)
     if hint is not None:
-        lines.append(ExplanationLine("next", hint))
+        lines.append(Remark("next", hint))
     if len(lines) > MAX_LINES:
         raise AssertionError("an explanation has at most 15 lines")
     return tuple(lines)
@@ -99,17 +97,17 @@ def verdict_words(cell: CellReport) -> str:
     return f"{cell.verdict}{word}"
 
 
-def _incidental(cell: CellReport) -> list[ExplanationLine]:
+def _incidental(cell: CellReport) -> list[Remark]:
     """Return one line for fields that differ although tokens do not."""
     fields = cell.outcome.facts.fields
     if cell.verdict is not Verdict.TOKENS_MATCH or not fields:
         return []
     names = ", ".join(visible(diff.name) for diff in fields[:4])
     more = f" and {len(fields) - 4} more" if len(fields) > 4 else ""
-    return [ExplanationLine("differs", clip(f"{names}{more}", _COLUMNS + 20))]
+    return [Remark("differs", clip(f"{names}{more}", _COLUMNS + 20))]
 
 
-def _since(cell: CellReport) -> list[ExplanationLine]:
+def _since(cell: CellReport) -> list[Remark]:
     """Say since when the cell differs, if a previous reference is stored."""
     if cell.verdict in (Verdict.MATCH, Verdict.TOKENS_MATCH, Verdict.ERROR):
         return []
@@ -122,7 +120,7 @@ def _since(cell: CellReport) -> list[ExplanationLine]:
         text = "after the last update: the reference before it is equal to the current one"
     else:
         text = "not known: the reference before the last update differs as well"
-    return [ExplanationLine("since", text)]
+    return [Remark("since", text)]
 
 
 def _update(cell: CellReport) -> str:
@@ -135,45 +133,39 @@ def _update(cell: CellReport) -> str:
     return f" (it changed {_change(fields[0])}{more})"
 
 
-def _difference(cell: CellReport, labels: tuple[str, str], shown: int) -> list[ExplanationLine]:
+def _difference(cell: CellReport, labels: tuple[str, str], shown: int) -> list[Remark]:
     lines = _cause(cell.outcome.facts.fields, shown)
-    lines += [
-        ExplanationLine("", clip(why, 3 * _COLUMNS)) for why in cell.outcome.facts.possible_causes
-    ]
+    lines += [Remark("", clip(why, 3 * _COLUMNS)) for why in cell.outcome.facts.possible_causes]
     comparison = cell.outcome.facts.comparison
     if comparison is None or comparison.first is None:
         return lines
     pair = comparison.first
-    lines.append(ExplanationLine("where", _where(comparison, pair)))
+    lines.append(Remark("where", _where(comparison, pair)))
     prompt = _prompt(pair.request)
     if prompt is not None:
-        lines.append(ExplanationLine("prompt", prompt))
+        lines.append(Remark("prompt", prompt))
     if pair.divergence is None:
-        lines.append(
-            ExplanationLine(labels[0], f"finished with {visible(pair.reference.finish_reason)}")
-        )
-        lines.append(
-            ExplanationLine(labels[1], f"finished with {visible(pair.actual.finish_reason)}")
-        )
+        lines.append(Remark(labels[0], f"finished with {visible(pair.reference.finish_reason)}"))
+        lines.append(Remark(labels[1], f"finished with {visible(pair.actual.finish_reason)}"))
         return lines
     at = pair.divergence.position
-    lines.append(ExplanationLine("context", _context(pair.reference, at)))
-    lines.append(ExplanationLine(labels[0], _side(pair.reference, at)))
-    lines.append(ExplanationLine(labels[1], _side(pair.actual, at)))
+    lines.append(Remark("context", _context(pair.reference, at)))
+    lines.append(Remark(labels[0], _side(pair.reference, at)))
+    lines.append(Remark(labels[1], _side(pair.actual, at)))
     lines += _margin(pair, pair.divergence)
     return lines
 
 
-def _cause(fields: tuple[FieldDiff, ...], shown: int) -> list[ExplanationLine]:
+def _cause(fields: tuple[FieldDiff, ...], shown: int) -> list[Remark]:
     if not fields:
-        return [ExplanationLine("cause", "none differ: every numerics field is equal")]
+        return [Remark("cause", "none differ: every numerics field is equal")]
     lines = []
     for index, diff in enumerate(fields[:shown]):
-        lines.append(ExplanationLine("" if index else "cause", _change(diff)))
+        lines.append(Remark("" if index else "cause", _change(diff)))
         if index == 0:
-            lines.append(ExplanationLine("", clip(visible(diff.why), 110)))
+            lines.append(Remark("", clip(visible(diff.why), 110)))
     if len(fields) > shown:
-        lines.append(ExplanationLine("", f"and {len(fields) - shown} more (--json lists them)"))
+        lines.append(Remark("", f"and {len(fields) - shown} more (--json lists them)"))
     return lines
 
 
@@ -253,31 +245,25 @@ def _whole_characters(data: bytes, start: int, end: int) -> bytes:
     return data[start:end]
 
 
-def _margin(pair: PairComparison, divergence: Divergence) -> list[ExplanationLine]:
+def _margin(pair: PairComparison, divergence: Divergence) -> list[Remark]:
     if divergence.margin is None:
-        lines = [ExplanationLine("margin", "not recorded for this token")]
+        lines = [Remark("margin", "not recorded for this token")]
     else:
         greedy = pair.request.sampling.greedy
-        lines = [
-            ExplanationLine("margin", _margin_text(divergence, divergence.margin, classed=greedy))
-        ]
+        lines = [Remark("margin", _margin_text(divergence, divergence.margin, classed=greedy))]
     sampling = pair.request.sampling
     if sampling.beam_width:
-        lines.append(
-            ExplanationLine("sampled", "no: beam search compares whole texts, not single margins")
-        )
+        lines.append(Remark("sampled", "no: beam search compares whole texts, not single margins"))
     elif not sampling.greedy:
         lines.append(
-            ExplanationLine(
-                "sampled", f"temperature {sampling.temperature:g}: the margin is before noise"
-            )
+            Remark("sampled", f"temperature {sampling.temperature:g}: the margin is before noise")
         )
     if pair.evidence is EvidenceState.DIFFERS and pair.gap is not None:
         where = "" if pair.gap_position is None else f" (token {pair.gap_position + 1})"
         what = f"logprobs differ by up to {pair.gap:.3g}" if pair.gap else "a runner-up differs"
-        lines.append(ExplanationLine("evidence", f"{what} before it{where}"))
+        lines.append(Remark("evidence", f"{what} before it{where}"))
     elif pair.evidence is EvidenceState.BITWISE and divergence.position:
-        lines.append(ExplanationLine("evidence", "logprobs before it are bitwise equal"))
+        lines.append(Remark("evidence", "logprobs before it are bitwise equal"))
     return lines
 
 

@@ -111,6 +111,9 @@ def _fitting(text: str, room: int) -> list[str]:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of visible texts as indented lines, their columns aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = ([text.ljust(w) for text, w in zip(row, widths, strict=True)] for row in rows)
-    return [f"  {'  '.join(row)}".rstrip() for row in cells]
+    widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (text + " " * (w - width(text)) for text, w in zip(row, widths, strict=True))
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+    return lines

@@ -44,8 +44,7 @@ from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.errors import NotebookError, UsageError
 from jupyter_detllm.render.explain import explain, verdict_words
 from jupyter_detllm.render.visible import clip, visible
-from jupyter_detllm.verify.report import CellReport, Standing
-from jupyter_detllm.verify.service import judged
+from jupyter_detllm.verify.report import CellReport, Standing, judged
 
 __all__ = ["MAX_BODY", "MAX_CELLS", "PROTOCOL", "Judge", "UnknownCellsError"]
 

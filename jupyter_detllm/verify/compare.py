@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
@@ -26,20 +25,13 @@ from jupyter_detllm.verify.report import (
     NotebookReport,
     Report,
     Standing,
+    judged,
 )
-from jupyter_detllm.verify.service import judged
 from jupyter_detllm.verify.sources import read_file
 
-__all__ = ["SideChoice", "compare_paths"]
+__all__ = ["compare_paths"]
 
 _FINGERPRINT = "detllm.fingerprint/"
-
-
-class SideChoice(StrEnum):
-    """Which stamp of a cell is compared; by default the actual one if there is one."""
-
-    ACTUAL = "actual"
-    REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +42,7 @@ class _Side:
     path: str
     fingerprint: Fingerprint | None = None
     notebook: NotebookView | None = None
-    choice: SideChoice | None = None
+    which: Which = Which.ONE
 
     @property
     def cells(self) -> tuple[CellView, ...]:
@@ -60,9 +52,9 @@ class _Side:
 
     def stamp(self, cell: CellView) -> Stamp | None:
         """Return the stamp of `cell` that is compared."""
-        if self.choice is SideChoice.ACTUAL:
+        if self.which is Which.ACTUAL:
             return cell.actual
-        if self.choice is SideChoice.REFERENCE:
+        if self.which is Which.REFERENCE:
             return cell.reference
         return cell.actual or cell.reference
 
@@ -84,7 +76,7 @@ def compare_paths(
     right: str | Path,
     policy: Policy | None = None,
     accept: frozenset[Standing] = frozenset(),
-    side: SideChoice | None = None,
+    which: Which = Which.ONE,
 ) -> Report:
     """Compare two files, each a notebook or a fingerprint.
 
@@ -96,14 +88,14 @@ def compare_paths(
         Policy of the command line, which wins over those of cells.
     accept
         What is not verified, but accepted.
-    side
-        Which stamps of notebooks are compared.
+    which
+        Which stamp of a cell is compared; by default the actual one if there is one.
     """
     sides: list[_Side] = []
     problems: list[str] = []
     for name, path in (("A", left), ("B", right)):
         try:
-            sides.append(_read(name, path, side))
+            sides.append(_read(name, path, which))
         except DetLLMError as error:
             problems.append(f"{name}: {str(error).removeprefix(f'{path} ')}")
     found = NotebookReport(str(left), problems=tuple(problems), against=str(right))
@@ -112,7 +104,7 @@ def compare_paths(
     return Report(Mode.COMPARE, (found,), accept)
 
 
-def _read(name: str, path: str | Path, choice: SideChoice | None) -> _Side:
+def _read(name: str, path: str | Path, which: Which) -> _Side:
     data = read_file(path).data
     schema = data.get("schema")
     if isinstance(schema, str) and schema.startswith(_FINGERPRINT):
@@ -122,8 +114,7 @@ def _read(name: str, path: str | Path, choice: SideChoice | None) -> _Side:
             f"{path} is neither a notebook nor a fingerprint",
             fix="jupyter detllm fingerprint --out FILE writes a fingerprint",
         )
-    which = Which.ONE if choice is None else Which(choice.value)
-    return _Side(name, str(path), notebook=read_notebook(data, which), choice=choice)
+    return _Side(name, str(path), notebook=read_notebook(data, which), which=which)
 
 
 def _fingerprint(data: Mapping[str, object]) -> Fingerprint:

@@ -246,7 +246,7 @@ Chooser: TypeAlias = Callable[[Stamp], Choice]
 
 
 def as_recorded(
-    models: Mapping[str, str], platform: Platform, adapters: Mapping[str, str]
+    models: Mapping[str, str], adapters: Mapping[str, str], platform: Platform
 ) -> Chooser:
     """Return what chooses the engine that a stamp was recorded with."""
 

@@ -27,7 +27,6 @@ __all__ = [
 
 _OWN = "detllm-this-python"
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
-_INSTALL = installing("verify")
 
 
 def quiet_logger() -> logging.Logger:
@@ -75,7 +74,7 @@ def kernel_manager(kernel: str | None, folder: Path) -> Any:
     """
     for module in ("nbclient", "jupyter_client", *(("ipykernel",) if kernel is None else ())):
         if importlib.util.find_spec(module) is None:
-            raise ExecutionError(f"{module} is not installed", fix=_INSTALL)
+            raise ExecutionError(f"{module} is not installed", fix=installing("verify"))
     from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
     from jupyter_client.manager import AsyncKernelManager
 

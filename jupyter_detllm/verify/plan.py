@@ -20,6 +20,7 @@ from jupyter_detllm.core.verdict import Facts, Outcome, decide
 from jupyter_detllm.engines.base import VLLM
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.models import DEMO_NAME
+from jupyter_detllm.models.adapter import is_adapter, read_adapter
 from jupyter_detllm.verify.engine_settings import Chooser, EngineSettings
 
 __all__ = [
@@ -59,19 +60,21 @@ class Permissions:
     models: tuple[str, ...] = ()
 
 
-def allowed_models(names: Iterable[str]) -> dict[str, str]:
-    """Return what may be loaded: recorded name to what the user gave.
+def allowed_models(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what may be loaded: models by recorded name, and adapters by digest.
 
     A stamp names a folder by its last part, so a folder that is allowed stands for
     that name, too. What is loaded is always the user's text.
     """
-    out = {DEMO_NAME: DEMO_NAME}
+    models, adapters = {DEMO_NAME: DEMO_NAME}, {}
     for name in names:
-        out.setdefault(name, name)
+        models.setdefault(name, name)
         folder = Path(name).expanduser()
         if folder.is_dir():
-            out.setdefault(folder.resolve().name, name)
-    return out
+            models.setdefault(folder.resolve().name, name)
+        if is_adapter(name):
+            adapters[str(read_adapter(name).digest)] = name
+    return models, adapters
 
 
 _MOST_CHARACTERS = 1_000_000
@@ -251,7 +254,7 @@ class _Recorded:
 def plan_replay(
     notebooks: Sequence[Iterable[CellView]], choose: Chooser, *, recorded: bool = False
 ) -> Plan:
-    """EngineGroup the recorded requests of notebooks; settle what no engine is needed for.
+    """Group the recorded requests of notebooks; settle what no engine is needed for.
 
     Parameters
     ----------

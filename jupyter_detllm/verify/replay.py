@@ -11,7 +11,6 @@ from jupyter_detllm.core.stamp import Call, Run, Stamp, assemble_stamp, source_d
 from jupyter_detllm.core.verdict import Facts, Outcome, Policy, decide, facts_of, model_differences
 from jupyter_detllm.engines.base import VLLM_SERVER
 from jupyter_detllm.errors import NotebookError
-from jupyter_detllm.models.adapter import adapters_among
 from jupyter_detllm.probes.platform import compute_platform
 from jupyter_detllm.verify.engine_settings import Chooser, as_recorded, facts_on_server
 from jupyter_detllm.verify.job import JobResult, Runner, Task, Watcher, carry_out
@@ -25,11 +24,10 @@ from jupyter_detllm.verify.plan import (
     most_tokens,
     plan_replay,
 )
-from jupyter_detllm.verify.report import Mode, NotebookReport, Report, Standing
-from jupyter_detllm.verify.service import judged, unreadable
+from jupyter_detllm.verify.report import Mode, NotebookReport, Report, Standing, judged, unreadable
 from jupyter_detllm.verify.sources import read_file
 
-__all__ = ["Replay", "child_runner", "read_views", "replay_paths"]
+__all__ = ["Replay", "child_runner", "read_views", "recorded_engines", "replay_paths"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ def replay_paths(
     allowed = permissions or Permissions()
     notebooks = read_views(paths)
     views = [view.cells if isinstance(view, NotebookView) else () for _, view in notebooks]
-    plan = plan_replay(views, choose or _as_recorded(allowed))
+    plan = plan_replay(views, choose or recorded_engines(allowed))
     check_total(map(most_tokens, plan.requests), allowed.max_tokens_total)
     results, interrupted = carry_out(plan, Task.GENERATE, runner or child_runner(), watcher)
     outcomes: dict[Key, _Found] = {key: (outcome, None) for key, outcome in plan.settled.items()}
@@ -104,9 +102,9 @@ def replay_paths(
     return Replay(Report(Mode.REPLAY, tuple(reports), accept), interrupted)
 
 
-def _as_recorded(allowed: Permissions) -> Chooser:
-    models, adapters = allowed_models(allowed.models), adapters_among(allowed.models)
-    return as_recorded(models, compute_platform(), adapters)
+def recorded_engines(allowed: Permissions) -> Chooser:
+    """Return what chooses the recorded engine of a stamp, here and of what is allowed."""
+    return as_recorded(*allowed_models(allowed.models), compute_platform())
 
 
 def child_runner() -> Runner:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff
 from jupyter_detllm.core.notebook import CellView
-from jupyter_detllm.core.verdict import Outcome, Policy, Verdict
-from jupyter_detllm.errors import UsageError
+from jupyter_detllm.core.verdict import DEFAULT_POLICY, Outcome, Policy, Verdict
+from jupyter_detllm.errors import NotebookError, UsageError
 
 __all__ = [
     "ACCEPTABLE",
@@ -22,7 +23,9 @@ __all__ = [
     "Report",
     "Standing",
     "exit_code",
+    "judged",
     "parse_accept",
+    "unreadable",
 ]
 
 
@@ -114,6 +117,25 @@ class CellReport:
         return Standing.RELAXED if differs else Standing.ACCEPTED
 
 
+def judged(cell: CellView, outcome: Outcome, policy: Policy | None) -> CellReport:
+    """Return the report about a cell: an outcome, and whether the policy accepts it.
+
+    `policy` is the command line's, which wins over the cell's.
+    """
+    chosen, source = _policy(cell, policy)
+    accepted = chosen.accepts(outcome.verdict, outcome.facts.comparison)
+    return CellReport(cell, outcome, chosen, source, accepted, cell.skipped)
+
+
+def _policy(cell: CellView, policy: Policy | None) -> tuple[Policy, PolicySource]:
+    if policy is not None:
+        return policy, PolicySource.COMMAND
+    # An option on the magic line goes before a tag: `core.notebook` has chosen.
+    if cell.policy is not None:
+        return cell.policy, PolicySource.CELL
+    return DEFAULT_POLICY, PolicySource.DEFAULT
+
+
 @dataclass(frozen=True, slots=True)
 class EnvironmentReport:
     """Two fingerprints compared.
@@ -198,6 +220,13 @@ class NotebookReport:
         out = [Standing.INVALID] * len(self.problems) + [cell.standing for cell in self.cells]
         out += [found.standing for found in self.environment if found.decides]
         return tuple(out) or (Standing.UNSTAMPED,)
+
+
+def unreadable(path: str | Path, error: NotebookError) -> NotebookReport:
+    """Return the report about a file that is not a notebook we can read."""
+    text = str(error)
+    # The message may name the file already; a report names it above its problems.
+    return NotebookReport(str(path), problems=(text.removeprefix(f"{path} "),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from jupyter_detllm.verify.kernels import (
     plain,
     quiet_logger,
 )
-from jupyter_detllm.verify.report import Mode, NotebookReport, Report, Standing
-from jupyter_detllm.verify.service import check_notebook, unreadable
+from jupyter_detllm.verify.report import Mode, NotebookReport, Report, Standing, unreadable
+from jupyter_detllm.verify.service import check_notebook
 from jupyter_detllm.verify.sources import NotebookFile, read_file
 from jupyter_detllm.verify.update import check_writable, write_notebook
 

@@ -18,19 +18,15 @@ from jupyter_detllm.core.notebook import CellView, NotebookView
 from jupyter_detllm.core.stamp import Call
 from jupyter_detllm.core.verdict import model_differences
 from jupyter_detllm.engines.base import TokenScore
-from jupyter_detllm.models.adapter import adapters_among
-from jupyter_detllm.probes.platform import compute_platform
-from jupyter_detllm.verify.engine_settings import as_recorded
 from jupyter_detllm.verify.job import JobResult, Runner, Scores, Task, Watcher, carry_out
 from jupyter_detllm.verify.plan import (
     Key,
     Permissions,
     PlannedCell,
-    allowed_models,
     check_total,
     plan_replay,
 )
-from jupyter_detllm.verify.replay import child_runner, read_views
+from jupyter_detllm.verify.replay import child_runner, read_views, recorded_engines
 from jupyter_detllm.verify.report import NotebookReport
 
 __all__ = [
@@ -158,10 +154,7 @@ def rescore_paths(
     allowed = permissions or Permissions()
     notebooks = read_views(paths)
     views = [view.cells if isinstance(view, NotebookView) else () for _, view in notebooks]
-    models = allowed_models(allowed.models)
-    adapters = adapters_among(allowed.models)
-    choose = as_recorded(models, compute_platform(), adapters)
-    plan = plan_replay(views, choose, recorded=True)
+    plan = plan_replay(views, recorded_engines(allowed), recorded=True)
     batches = (batch for group in plan.groups for batch in group.batches)
     check_total(map(_size, batches), allowed.max_tokens_total)
     results, interrupted = carry_out(plan, Task.SCORE, runner or child_runner(), watcher)

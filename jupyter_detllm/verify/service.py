@@ -6,19 +6,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from jupyter_detllm.core.notebook import CellView, JsonObject, check_cell, read_notebook
-from jupyter_detllm.core.verdict import DEFAULT_POLICY, Facts, Outcome, Policy, decide
+from jupyter_detllm.core.verdict import Facts, Policy, decide
 from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.verify.report import (
     CellReport,
     Mode,
     NotebookReport,
-    PolicySource,
     Report,
     Standing,
+    judged,
+    unreadable,
 )
 from jupyter_detllm.verify.sources import read_file
 
-__all__ = ["check_notebook", "check_paths", "judged", "unreadable"]
+__all__ = ["check_notebook", "check_paths"]
 
 
 def check_paths(
@@ -45,13 +46,6 @@ def _check_path(path: str | Path, policy: Policy | None) -> NotebookReport:
         return check_notebook(str(path), read_file(path).data, policy)
     except NotebookError as error:
         return unreadable(path, error)
-
-
-def unreadable(path: str | Path, error: NotebookError) -> NotebookReport:
-    """Return the report about a file that is not a notebook we can read."""
-    text = str(error)
-    # The message may name the file already; a report names it above its problems.
-    return NotebookReport(str(path), problems=(text.removeprefix(f"{path} "),))
 
 
 def check_notebook(
@@ -88,27 +82,5 @@ def check_notebook(
 
 
 def _check(cell: CellView, policy: Policy | None, failure: str | None) -> CellReport:
-    return judged(cell, check_cell(cell) if failure is None else _failed(failure), policy)
-
-
-def judged(cell: CellView, outcome: Outcome, policy: Policy | None) -> CellReport:
-    """Return the report about a cell: an outcome, and whether the policy accepts it.
-
-    `policy` is the command line's, which wins over the cell's.
-    """
-    chosen, source = _policy(cell, policy)
-    accepted = chosen.accepts(outcome.verdict, outcome.facts.comparison)
-    return CellReport(cell, outcome, chosen, source, accepted, cell.skipped)
-
-
-def _failed(reason: str) -> Outcome:
-    return decide(Facts(problems=(reason,)))
-
-
-def _policy(cell: CellView, policy: Policy | None) -> tuple[Policy, PolicySource]:
-    if policy is not None:
-        return policy, PolicySource.COMMAND
-    # An option on the magic line goes before a tag: `core.notebook` has chosen.
-    if cell.policy is not None:
-        return cell.policy, PolicySource.CELL
-    return DEFAULT_POLICY, PolicySource.DEFAULT
+    outcome = check_cell(cell) if failure is None else decide(Facts(problems=(failure,)))
+    return judged(cell, outcome, policy)

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from jupyter_detllm.core.notebook import JsonObject
-from jupyter_detllm.core.notebook_json import AmbiguousError, Kept, outline, read_whole
+from jupyter_detllm.core.notebook import AmbiguousError, JsonObject, Kept, outline, read_whole
 from jupyter_detllm.errors import NotebookError, nearest
 
 __all__ = [
@@ -170,7 +169,7 @@ class NotebookFile:
         As it was given.
     data
         The dict of its JSON; treat it as frozen. A large value that is none of ours
-        is a `core.notebook_json.Kept`: its bytes in `raw`.
+        is a `core.notebook.Kept`: its bytes in `raw`.
     sha256
         Digest of the bytes, to see whether the file changes under us.
     style

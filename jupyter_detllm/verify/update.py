@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from jupyter_detllm.core.notebook import JsonObject
-from jupyter_detllm.core.notebook_json import Kept, read_whole
+from jupyter_detllm.core.notebook import JsonObject, Kept, read_whole
 from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.verify.sources import NotebookFile, Part, digest_of_file
 

@@ -16,7 +16,7 @@ import pytest
 from jupyter_detllm.cache.store import TextStore
 from jupyter_detllm.core.generation import Prompt, build_requests
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
 from jupyter_detllm.engines.remote.engine import VLLMRemoteEngine

@@ -15,8 +15,7 @@ from jupyter_detllm.core.compare import compare_generations
 from jupyter_detllm.core.generation import Generation, GenerationRequest
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.promotion import Update, promote
-from jupyter_detllm.core.stamp import Stamp
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import Stamp, read_stamp
 from jupyter_detllm.engines.selftest import Form, plan_test, room_of, run_test
 from jupyter_detllm.engines.vllm.engine import VLLMOfflineEngine
 from tests.builders import notebook, stamped_cell

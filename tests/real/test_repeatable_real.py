@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from tests.waiting import HANGS
 

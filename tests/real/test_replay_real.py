@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_detllm.core.promotion import Update, promote
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import read_stamp
 from tests.builders import notebook, stamped_cell
 from tests.waiting import HANGS
 

@@ -18,8 +18,7 @@ from jupyter_detllm.core.fingerprint import diff_fingerprints
 from jupyter_detllm.core.generation import Generation, GenerationRequest
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.promotion import Update, promote
-from jupyter_detllm.core.stamp import Stamp
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import Stamp, read_stamp
 from jupyter_detllm.engines.base import Engine, EngineSpec, SamplingOptions
 from jupyter_detllm.engines.remote.engine import VLLMRemoteEngine
 from jupyter_detllm.engines.start import environment_fingerprint

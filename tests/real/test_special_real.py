@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.core.promotion import Update, promote
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import read_stamp
 from jupyter_detllm.models.adapter import read_adapter
 from tests.builders import notebook, stamped_cell
 from tests.special_models import PLAIN, QUANTISED, lora_adapter, tiny_model

@@ -13,8 +13,7 @@ import pytest
 
 from jupyter_detllm.core.canonical import Digest
 from jupyter_detllm.core.generation import MarginClass
-from jupyter_detllm.core.stamp import Stamp
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import Stamp, read_stamp
 from jupyter_detllm.core.verdict import Outcome, Verdict, decide, facts_of
 from tests.waiting import HANGS
 

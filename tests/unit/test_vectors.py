@@ -11,7 +11,7 @@ from jupyter_detllm.core.canonical import canonical_bytes, digest_of
 from jupyter_detllm.core.generation import TokenEvidence
 from jupyter_detllm.core.notebook import check_cell, read_notebook
 from jupyter_detllm.core.promotion import Update, promote, strip
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import read_stamp
 from tests.vectors.make_vectors import FOLDER, VECTORS, rendered
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from jupyter_detllm.core.notebook import KEY, check_cell, read_notebook
 from jupyter_detllm.core.promotion import Update, promote
-from jupyter_detllm.core.stamp import content_digest, reference_json
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import content_digest, read_stamp, reference_json
 from jupyter_detllm.core.verdict import Policy, Verdict, decide, facts_of
 from jupyter_detllm.errors import StampError
 from jupyter_detllm.kernel.live import compare_live

@@ -24,7 +24,7 @@ from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation, Prompt
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import EngineError, GenerationInterrupted, StampError, UsageError

@@ -22,10 +22,10 @@ from jupyter_detllm.core.stamp import (
     content_digest,
     generations_text,
     next_requests,
+    read_stamp,
     shown_calls,
     still_shown,
 )
-from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
 from jupyter_detllm.engines.fake.engine import FakeEngine

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jupyter_detllm.core import notebook_json as outlines
-from jupyter_detllm.core.notebook_json import Kept, outline
+from jupyter_detllm.core import notebook as outlines
+from jupyter_detllm.core.notebook import Kept, outline
 from jupyter_detllm.core.promotion import Update, promote, strip
 from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.verify.service import check_paths

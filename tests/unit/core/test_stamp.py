@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_detllm.core import stamp_reader
+from jupyter_detllm.core import stamp as stamps
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import MAX_EVIDENCE_TOKENS, Prompt, PromptKind
@@ -21,11 +21,11 @@ from jupyter_detllm.core.stamp import (
     assemble_stamp,
     content_digest,
     normalise_source,
+    read_stamp,
     reference_json,
     source_digest,
 )
 from jupyter_detllm.core.stamp import Run as EngineRun
-from jupyter_detllm.core.stamp_reader import read_stamp
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import CanonicalError, StampError
 from tests.builders import make_stamp, with_fields
@@ -329,11 +329,11 @@ def test_offsets_are_ascending_and_inside_the_text() -> None:
 
 
 def test_sizes_are_limited(stored: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stamp_reader, "MAX_CALLS", 2)
-    monkeypatch.setattr(stamp_reader, "MAX_ITEMS", 40)
-    monkeypatch.setattr(stamp_reader, "MAX_TEXT", 200)
+    monkeypatch.setattr(stamps, "MAX_CALLS", 2)
+    monkeypatch.setattr(stamps, "MAX_ITEMS", 40)
+    monkeypatch.setattr(stamps, "MAX_TEXT", 200)
     # Each key has the limit of its own, whatever was checked before.
-    monkeypatch.setattr(stamp_reader, "_check_sizes", lambda reader: None)
+    monkeypatch.setattr(stamps, "_check_sizes", lambda reader: None)
     read_stamp(resealed({**stored, "late": [""] * 40, "name": "x" * 200}))
     with pytest.raises(StampError, match="more than 2 calls"):
         read_stamp(resealed({**stored, "calls": [stored["calls"][0]] * 3}))
@@ -352,10 +352,10 @@ def test_sizes_are_limited(stored: dict[str, Any], monkeypatch: pytest.MonkeyPat
 def test_sizes_are_limited_before_a_digest_is_taken(
     extra: object, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stamp_reader, "MAX_TEXT", 8)
-    monkeypatch.setattr(stamp_reader, "MAX_ITEMS", 8)
-    monkeypatch.setattr(stamp_reader, "STAMP_SCHEMA", "s")
-    monkeypatch.setattr(stamp_reader, "content_digest", lambda _: pytest.fail("digested"))
+    monkeypatch.setattr(stamps, "MAX_TEXT", 8)
+    monkeypatch.setattr(stamps, "MAX_ITEMS", 8)
+    monkeypatch.setattr(stamps, "STAMP_SCHEMA", "s")
+    monkeypatch.setattr(stamps, "content_digest", lambda _: pytest.fail("digested"))
     with pytest.raises(StampError, match=says):
         read_stamp({"schema": "s", "more": {"deep": extra}})
 

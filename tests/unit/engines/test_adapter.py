@@ -9,19 +9,18 @@ from pathlib import Path
 import pytest
 
 from jupyter_detllm.core.fingerprint import Fingerprint
-from jupyter_detllm.core.stamp import content_digest
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import content_digest, read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.vllm.options import lora_request, split_adapter
 from jupyter_detllm.errors import ModelError, UsageError
 from jupyter_detllm.kernel.commands import VERBS
 from jupyter_detllm.kernel.completion import candidates
-from jupyter_detllm.models.adapter import adapters_among, is_adapter, read_adapter
+from jupyter_detllm.models.adapter import is_adapter, read_adapter
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.render import render_report
 from jupyter_detllm.verify.engine_settings import settings_of
-from jupyter_detllm.verify.plan import Permissions
+from jupyter_detllm.verify.plan import Permissions, allowed_models
 from jupyter_detllm.verify.replay import replay_paths
 from tests.fakes import Run
 from tests.replaying import Lab, book, written
@@ -189,8 +188,8 @@ def test_adapters_are_told_from_models(tmp_path: Path) -> None:
     model.mkdir()
     (model / "config.json").write_text("{}")
     assert (is_adapter(folder), is_adapter(model), is_adapter("owner/name")) == (True, False, False)
-    names = (str(folder), str(model), "owner/name")
-    assert adapters_among(names) == {str(read_adapter(folder).digest): str(folder)}
+    _, adapters = allowed_models((str(folder), str(model), "owner/name"))
+    assert adapters == {str(read_adapter(folder).digest): str(folder)}
 
 
 def test_the_option_is_offered_and_taught() -> None:

@@ -84,7 +84,7 @@ def test_a_notebook_chooses_no_model_of_an_installed_engine(
     assert stamp.fingerprint is not None
     fingerprint = with_fields(stamp.fingerprint, {"engine.name": engine})
     stamp = replace(stamp, fingerprint=fingerprint, model=ModelIdentity(model))
-    choice = as_recorded({name: name for name in allowed}, Platform.CPU, {})(stamp)
+    choice = as_recorded({name: name for name in allowed}, {}, Platform.CPU)(stamp)
     if reason is None:
         assert (choice.model, choice.reasons) == (model, ())
         assert choice.settings is not None

@@ -18,8 +18,7 @@ from jupyter_detllm.core.generation import build_requests as requests_of
 from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.notebook import read_notebook
 from jupyter_detllm.core.promotion import Update, promote
-from jupyter_detllm.core.stamp import Stamp, content_digest, goes_beyond
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import Stamp, content_digest, goes_beyond, read_stamp
 from jupyter_detllm.core.verdict import Policy, Verdict, decide, facts_of
 from jupyter_detllm.engines import start
 from jupyter_detllm.engines.base import SamplingOptions

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from jupyter_detllm.core.generation import Prompt
-from jupyter_detllm.core.stamp import MAX_TRIES, ExpectationKind
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import MAX_TRIES, ExpectationKind, read_stamp
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import ExpectationError, GenerationInterrupted, UsageError
 from jupyter_detllm.expect import expectation

@@ -12,8 +12,7 @@ import pytest
 
 from jupyter_detllm.core.generation import Prompt, PromptKind, derive_seed, prompt_digest
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.stamp import Stamp, source_digest
-from jupyter_detllm.core.stamp_reader import read_stamp
+from jupyter_detllm.core.stamp import Stamp, read_stamp, source_digest
 from jupyter_detllm.engines.base import Progress, SamplingOptions
 from jupyter_detllm.errors import (
     EngineError,

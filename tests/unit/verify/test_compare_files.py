@@ -14,11 +14,12 @@ from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.notebook import Which
 from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.core.verdict import Policy, Verdict, facts_of
 from jupyter_detllm.render import render_report
 from jupyter_detllm.render.explain import environment_lines, informational_heading
-from jupyter_detllm.verify.compare import SideChoice, compare_paths
+from jupyter_detllm.verify.compare import compare_paths
 from jupyter_detllm.verify.report import NotebookReport, PolicySource, Report, Standing
 from tests.builders import (
     MODEL,
@@ -298,7 +299,7 @@ def test_the_side_that_is_compared(side: str | None, verdict: Verdict, tmp_path:
     book = promoted(stamped_cell(SOURCE))
     again = with_actual(book, 1, make_stamp(SOURCE, ["An old frog."], name="haiku"))
     left, right = save(tmp_path / "a.ipynb", book), save(tmp_path / "b.ipynb", again)
-    report = compare_paths(left, right, side=None if side is None else SideChoice(side))
+    report = compare_paths(left, right, which=Which(side or "one"))
     assert list(verdicts(report).values()) == [verdict]
 
 
@@ -313,7 +314,7 @@ def test_cleared_outputs_leave_the_references(tmp_path: Path) -> None:
         "A: stamps compared: 1 in outputs",
         "B: stamps compared: 1 in references",
     )
-    assert compare_paths(left, right, side=SideChoice.ACTUAL).exit_code == 3
+    assert compare_paths(left, right, which=Which.ACTUAL).exit_code == 3
 
 
 def test_policies_of_cells_and_of_the_command_line(tmp_path: Path) -> None:
@@ -433,7 +434,7 @@ def test_only_the_stamps_that_are_compared_are_read(tmp_path: Path) -> None:
     # The reference is broken, and nobody asked for it.
     (found,) = only(compare_paths(a, b)).cells
     assert found.verdict is Verdict.MATCH
-    (found,) = only(compare_paths(a, b, side=SideChoice.REFERENCE)).cells
+    (found,) = only(compare_paths(a, b, which=Which.REFERENCE)).cells
     assert found.verdict is Verdict.ERROR
     # Without a stamp in the output the reference is what is compared.
     del broken["cells"][0]["outputs"][0]["metadata"]["detllm"]

@@ -44,7 +44,7 @@ def views(*books: Mapping[str, Any]) -> list[tuple[CellView, ...]]:
 
 
 def plan(*books: Mapping[str, Any], models: Mapping[str, str] | None = None) -> Plan:
-    return plan_replay(views(*books), as_recorded(models or {"demo": "demo"}, Platform.CPU, {}))
+    return plan_replay(views(*books), as_recorded(models or {"demo": "demo"}, {}, Platform.CPU))
 
 
 def run(name: str, **options: Any) -> Run:

@@ -266,7 +266,7 @@ def test_the_advice_fits_a_replay(tmp_path: Path, options: dict[str, str], advic
 def test_a_folder_that_is_allowed_stands_for_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "mine"
     folder.mkdir(parents=True)
-    found = allowed_models([str(folder), "owner/name"])
+    found, _ = allowed_models([str(folder), "owner/name"])
     assert found == {
         "demo": "demo",
         str(folder): str(folder),
@@ -277,4 +277,5 @@ def test_a_folder_that_is_allowed_stands_for_its_name(tmp_path: Path) -> None:
 
 def test_no_folder_takes_the_name_of_the_demo_model(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
-    assert allowed_models([str(tmp_path / "demo")])["demo"] == "demo"
+    models, _ = allowed_models([str(tmp_path / "demo")])
+    assert models["demo"] == "demo"

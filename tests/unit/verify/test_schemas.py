@@ -16,7 +16,7 @@ from jupyter_detllm.core.generation import Prompt, PromptKind, Sampling
 from jupyter_detllm.core.notebook import KEY
 from jupyter_detllm.core.packages import keep_package_list
 from jupyter_detllm.core.promotion import Update, promote
-from jupyter_detllm.core.stamp_reader import MAX_CALLS
+from jupyter_detllm.core.stamp import MAX_CALLS
 from jupyter_detllm.engines.base import SamplingOptions
 from tests.builders import notebook
 from tests.fakes import MACHINE, Run
