@@ -163,7 +163,7 @@ def verdicts() -> str:
 
 def findings() -> str:
     """Return the page of what a doctor looks for."""
-    rows = [(f"`{kind.name}`", kind.title, kind.needs or "always checked") for kind in KINDS]
+    rows = [(f"`{kind.name}`", kind.title, kind.needs.text or "always checked") for kind in KINDS]
     return "\n".join(
         [
             "# Kinds of finding\n",

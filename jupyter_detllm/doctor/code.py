@@ -87,6 +87,10 @@ class Call:
         opaque = any(item.arg is None for item in self.node.keywords)
         return OPAQUE if opaque else MISSING
 
+    def spells(self, name: str) -> bool:
+        """Return whether a keyword is written out, not perhaps in ``**options``."""
+        return any(item.arg == name for item in self.node.keywords)
+
     def argument(self, index: int) -> object:
         """Return the literal value of a positional argument."""
         if index < len(self.node.args):
@@ -110,7 +114,7 @@ class Code:
     Attributes
     ----------
     label
-        The notebook's file, or another source of the cells.
+        The notebook's file, or another source of the cells; "" where there are none.
     imports
         Dotted module name to where it is first imported.
     unparsed
@@ -119,7 +123,7 @@ class Code:
         Name of the notebook's kernel; "" if it has none.
     """
 
-    label: str
+    label: str = ""
     calls: tuple[Call, ...] = ()
     lines: tuple[Line, ...] = ()
     assignments: tuple[Assignment, ...] = ()

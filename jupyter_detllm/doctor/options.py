@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jupyter_detllm.core.options import option_name
-from jupyter_detllm.doctor.code import MISSING, OPAQUE, Call, Code, Line, Place
+from jupyter_detllm.doctor.code import MISSING, OPAQUE, Code, Line, Place
 
 __all__ = [
     "ENGINE_CALLS",
@@ -96,9 +96,8 @@ def given_options(code: Code, *names: str) -> list[Given]:
     found = []
     for call in code.calls_to(*ENGINE_CALLS):
         for name in names:
-            value = call.keyword(name)
-            if value is not MISSING and (value is not OPAQUE or _spelled(call, name)):
-                found.append(Given(call.place, name, value, call.name))
+            if call.spells(name):
+                found.append(Given(call.place, name, call.keyword(name), call.name))
     for line in code.lines:
         for command, arguments in _engine_commands(line):
             for name, value in _command_options(arguments):
@@ -118,10 +117,6 @@ def models_named(code: Code) -> list[str]:
         for _, arguments in _engine_commands(line):
             found += [name for name in arguments[:1] if not name.startswith("-")]
     return found
-
-
-def _spelled(call: Call, name: str) -> bool:
-    return any(item.arg == name for item in call.node.keywords)
 
 
 def _engine_commands(line: Line) -> Iterator[tuple[str, list[str]]]:

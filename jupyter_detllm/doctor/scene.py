@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import Level
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Finding",
     "Live",
-    "Look",
     "ModelConfig",
     "Outcome",
     "Scene",
@@ -83,11 +82,6 @@ class Finding:
     evidence: str
     fix: str
     where: str = ""
-
-
-#: The result of a kind: its findings, empty if there are none, None if there was nothing to
-#: check.
-Look: TypeAlias = Sequence[Finding] | None
 
 
 class Outcome(StrEnum):
@@ -160,8 +154,10 @@ class Scene:
         State of the GPUs; None where there should be one and no driver answers.
     dockerfiles
         Container files next to the notebook or in the working directory, path to text.
-    code, live
-        The notebook's code and the kernel, if given.
+    code
+        The notebook's code; without a label where there is no notebook.
+    live
+        The kernel, if given.
     models
         Configs of the models that were given, or that the code names.
     """
@@ -176,7 +172,7 @@ class Scene:
     kernels: Mapping[str, str] | None = field(default_factory=dict)
     gpus: tuple[GpuHealth, ...] | None = ()
     dockerfiles: Mapping[Path, str] = field(default_factory=dict)
-    code: Code | None = None
+    code: Code = field(default_factory=Code)
     live: Live | None = None
     models: tuple[ModelConfig, ...] = ()
 

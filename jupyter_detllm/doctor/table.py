@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
 
-from jupyter_detllm.doctor.scene import Finding, Look, Outcome, Scene, Severity
+from jupyter_detllm.doctor.code import Code
+from jupyter_detllm.doctor.scene import Finding, Outcome, Scene, Severity
+from jupyter_detllm.probes.platform import Platform
 
-__all__ = ["KINDS", "DoctorReport", "Kind", "KindResult", "Subject", "examine"]
+__all__ = ["ALWAYS", "KINDS", "DoctorReport", "Kind", "KindResult", "Needs", "Subject", "examine"]
 
 
 class Subject(StrEnum):
@@ -21,6 +23,14 @@ class Subject(StrEnum):
 
     MACHINE = "machine"
     NOTEBOOK = "notebook"
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a kind needs, for a report, and whether a scene has it."""
+
+    text: str
+    met: Callable[[Scene], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +55,30 @@ class Kind:
     module: str
     subject: Subject
     title: str
-    needs: str
+    needs: Needs
 
-    def load(self) -> Callable[[Scene], Look]:
-        """Return the function of the kind, importing its module."""
+    def look(self, scene: Scene) -> tuple[Finding, ...] | None:
+        """Return the findings in a scene; None where there is nothing to check."""
+        if not self.needs.met(scene):
+            return None
         module = import_module(f"jupyter_detllm.doctor.kinds.{self.module}")
-        look: Callable[[Scene], Look] = getattr(module, f"find_{self.name}")
-        return look
+        return tuple(getattr(module, f"find_{self.name}")(scene))
+
+
+def _given(scene: Scene) -> bool:
+    return bool(scene.code.label) or scene.live is not None
 
 
 _ANY = Subject.NOTEBOOK
 _MACHINE = Subject.MACHINE
-_CODE, _BOTH, _GPU = "a notebook", "a notebook or a live kernel", "an NVIDIA GPU"
+ALWAYS = Needs("", lambda scene: True)
+_CODE = Needs("a notebook", lambda scene: bool(scene.code.label))
+_BOTH = Needs("a notebook or a live kernel", _given)
+_MODEL = Needs(f"{_BOTH.text}, or --model", lambda scene: _given(scene) or bool(scene.models))
+_KERNEL = Needs(_BOTH.text, lambda scene: scene.live is not None or bool(scene.code.kernel))
+_CPU = Needs("an engine on the CPU", lambda scene: scene.platform is Platform.CPU)
+_FILE = Needs("a Dockerfile", lambda scene: bool(scene.dockerfiles))
+_GPU = Needs("an NVIDIA GPU", lambda scene: scene.gpus is None or bool(scene.gpus))
 
 KINDS: tuple[Kind, ...] = (
     Kind("late_controls", "environment", _ANY, "controls that come too late to be in force", _BOTH),
@@ -79,9 +101,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("unseeded_sampling", "code", _ANY, "sampling without a seed", _CODE),
     Kind("prefix_cache", "engine", _ANY, "temperature 0 with the prefix cache on", _BOTH),
     Kind("tensor_parallel", "engine", _ANY, "tensor parallel size above 1", _BOTH),
-    Kind(
-        "quantised_model", "engine", _ANY, "quantised kernels known to vary", f"{_BOTH}, or --model"
-    ),
+    Kind("quantised_model", "engine", _ANY, "quantised kernels known to vary", _MODEL),
     Kind("lora", "engine", _ANY, "LoRA adapters", _BOTH),
     Kind("speculative", "engine", _ANY, "speculative decoding", _BOTH),
     Kind(
@@ -93,21 +113,25 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind("training_mode", "code", _ANY, "a model left in training mode", _BOTH),
     Kind(
-        "unknown_options", "engine", _ANY, "options and variables that this vLLM does not have", ""
+        "unknown_options",
+        "engine",
+        _ANY,
+        "options and variables that this vLLM does not have",
+        ALWAYS,
     ),
-    Kind("tf32", "environment", _ANY, "float32 products rounded to TF32", ""),
-    Kind("two_environments", "environment", _ANY, "server and kernel in two environments", _BOTH),
+    Kind("tf32", "environment", _ANY, "float32 products rounded to TF32", ALWAYS),
+    Kind("two_environments", "environment", _ANY, "server and kernel in two environments", _KERNEL),
     Kind("unread_code", "code", _ANY, "cells whose code cannot be parsed", _CODE),
-    Kind("hash_seed", "environment", _MACHINE, "PYTHONHASHSEED unset", ""),
-    Kind("omp_threads", "environment", _MACHINE, "OMP_NUM_THREADS unset", "an engine on the CPU"),
+    Kind("hash_seed", "environment", _MACHINE, "PYTHONHASHSEED unset", ALWAYS),
+    Kind("omp_threads", "environment", _MACHINE, "OMP_NUM_THREADS unset", _CPU),
     Kind(
         "dockerfile_seed",
         "environment",
         _MACHINE,
         "a container file that seeds in a RUN line",
-        "a Dockerfile",
+        _FILE,
     ),
-    Kind("torchvision", "environment", _MACHINE, "a torchvision built for another torch", ""),
+    Kind("torchvision", "environment", _MACHINE, "a torchvision built for another torch", ALWAYS),
     Kind("gpu_throttled", "gpus", _MACHINE, "GPU clocks throttled", _GPU),
     Kind("gpu_ecc", "gpus", _MACHINE, "GPU memory without error correction", _GPU),
     Kind("gpu_mig", "gpus", _MACHINE, "a GPU cut into instances", _GPU),
@@ -175,14 +199,12 @@ def examine(scenes: Sequence[Scene], kinds: Sequence[Kind] = KINDS) -> DoctorRep
 
 
 def _result_of(kind: Kind, scene: Scene) -> KindResult:
-    code = None if kind.subject is Subject.MACHINE else scene.code
-    label = "" if code is None else code.label
-    found = kind.load()(scene)
+    code = Code() if kind.subject is Subject.MACHINE else scene.code
+    found = kind.look(scene)
     if found is None:
-        return KindResult(kind, label, Outcome.NOT_LOOKED_AT)
+        return KindResult(kind, code.label, Outcome.NOT_LOOKED_AT)
     if not found:
         # What stands in a cell that could not be parsed nobody knows.
-        blind = code is not None and bool(code.unparsed)
-        return KindResult(kind, label, Outcome.UNKNOWN if blind else Outcome.OK)
+        return KindResult(kind, code.label, Outcome.UNKNOWN if code.unparsed else Outcome.OK)
     unknown = all(item.severity is Severity.UNKNOWN for item in found)
-    return KindResult(kind, label, Outcome.UNKNOWN if unknown else Outcome.FOUND, tuple(found))
+    return KindResult(kind, code.label, Outcome.UNKNOWN if unknown else Outcome.FOUND, found)

@@ -30,7 +30,7 @@ def doctor_text(report: DoctorReport) -> str:
     needs: dict[str, list[str]] = {}
     for result in report.results:
         if result.outcome is Outcome.NOT_LOOKED_AT:
-            needs.setdefault(result.kind.needs, []).append(result.kind.name)
+            needs.setdefault(result.kind.needs.text, []).append(result.kind.name)
     for need, names_of in needs.items():
         lines.append(f"not checked without {need}: {', '.join(dict.fromkeys(names_of))}")
     counts = [f"{s} {report.count(s)}" for s in Severity if report.count(s)]
@@ -64,7 +64,7 @@ def doctor_json(report: DoctorReport) -> str:
                 "title": result.kind.title,
                 "subject": result.subject,
                 "outcome": result.outcome.value,
-                "needs": result.kind.needs,
+                "needs": result.kind.needs.text,
             }
             for result in report.results
         ],

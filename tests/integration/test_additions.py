@@ -153,7 +153,7 @@ ADDITIONS = {
             "doctor/table.py": (
                 (
                     "KINDS: tuple[Kind, ...] = (\n",
-                    'Kind("moon", "environment", Subject.MACHINE, "the moon", "a sky"),\n',
+                    'Kind("moon", "environment", Subject.MACHINE, "the moon", ALWAYS),\n',
                 ),
             ),
         },

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.doctor.code import MISSING, OPAQUE, Call, Code, Place, ends_in
 from jupyter_detllm.doctor.options import Sampling, sampling, uses_detllm, words
-from jupyter_detllm.doctor.scene import Finding, Look, Scene, Severity
+from jupyter_detllm.doctor.scene import Finding, Scene, Severity
 
 __all__ = [
     "find_partial_seeding",
@@ -58,7 +60,7 @@ def draws_in(code: Code) -> dict[str, list[Place]]:
             found.setdefault("random", []).append(call.place)
         elif head == "numpy.random" and last not in _NO_DRAW and not _own_generator(last):
             found.setdefault("numpy", []).append(call.place)
-        elif head == "torch" and last in _TORCH_DRAWS and not _has_generator(call.node):
+        elif head == "torch" and last in _TORCH_DRAWS and not call.spells("generator"):
             found.setdefault("torch", []).append(call.place)
     return found
 
@@ -67,31 +69,23 @@ def _own_generator(name: str) -> bool:
     return name in ("default_rng", "Generator", "SeedSequence", "PCG64", "MT19937", "Philox")
 
 
-def _has_generator(node: object) -> bool:
-    return any(item.arg == "generator" for item in getattr(node, "keywords", ()))
-
-
 _MODEL_LOADS = ("vllm.LLM", "LLM", "from_pretrained", "transformers.pipeline", "pipeline")
 
 
-def find_seed_after_load(scene: Scene) -> Look:
-    """Return the first seed of each stream that comes after the first model."""
+def find_seed_after_load(scene: Scene) -> Iterator[Finding]:
+    """Yield the first seed of each stream that comes after the first model."""
     code = scene.code
-    if code is None:
-        return None
     loads = code.calls_to(*_MODEL_LOADS)
     # A tokenizer draws nothing.
     models = [c.place for c in loads if "Tokenizer" not in c.name and "Config" not in c.name]
     first = min(models, default=None)
     if first is None:
-        return []
-    found = []
+        return
     for stream, places in sorted(seeds_in(code).items()):
         if min(places) > first:
             evidence = f"{stream} is seeded after the model was loaded ({first})"
             fix = f"seed it above {first}: %detllm --seed 0 there seeds everything"
-            found.append(Finding(Severity.WRONG, evidence, fix, str(min(places))))
-    return found
+            yield Finding(Severity.WRONG, evidence, fix, str(min(places)))
 
 
 _SEED_LINES = {
@@ -101,12 +95,10 @@ _SEED_LINES = {
 }
 
 
-def find_partial_seeding(scene: Scene) -> Look:
-    """Return the streams that are used but never seeded, or only afterwards."""
+def find_partial_seeding(scene: Scene) -> Iterator[Finding]:
+    """Yield the streams that are used but never seeded, or only afterwards."""
     code = scene.code
-    if code is None:
-        return None
-    seeds, found = seeds_in(code), []
+    seeds = seeds_in(code)
     others = ", ".join(sorted(seeds)) or "nothing"
     for stream, places in sorted(draws_in(code).items()):
         first, seeded = min(places), min(seeds.get(stream, []), default=None)
@@ -115,7 +107,7 @@ def find_partial_seeding(scene: Scene) -> Look:
         when = f"only later ({seeded})" if seeded else f"never: {others} is seeded"
         evidence = f"{stream} is drawn from and seeded {when}"
         fix = f"%detllm --seed 0 in the first cell, or {_SEED_LINES[stream]}"
-        found.append(Finding(Severity.WRONG, evidence, fix, str(first)))
+        yield Finding(Severity.WRONG, evidence, fix, str(first))
     for call in code.calls_to(
         "numpy.random.default_rng", "random.Random", "numpy.random.RandomState"
     ):
@@ -123,8 +115,7 @@ def find_partial_seeding(scene: Scene) -> Look:
             name = call.name.rsplit(".", 1)[-1]
             fix = f"{name}(0)"
             evidence = f"{name}() without a seed starts anew in every run"
-            found.append(Finding(Severity.WRONG, evidence, fix, str(call.place)))
-    return found
+            yield Finding(Severity.WRONG, evidence, fix, str(call.place))
 
 
 _LOADER_FIX = "DataLoader(..., worker_init_fn=det.worker_init_fn, generator=det.generator())"
@@ -133,35 +124,34 @@ _POOLS = ("multiprocessing.Pool", "concurrent.futures.ProcessPoolExecutor", "Pro
 _PROCESSES = ("multiprocessing.Process", "joblib.Parallel", "torch.multiprocessing.spawn")
 
 
-def find_worker_seeding(scene: Scene) -> Look:
-    """Return loaders and pools that do not seed their workers."""
+def find_worker_seeding(scene: Scene) -> Iterator[Finding]:
+    """Yield loaders and pools that do not seed their workers."""
     code = scene.code
-    if code is None:
-        return None
-    found = [item for call in code.calls_to("DataLoader") if (item := _loader(call))]
+    for call in code.calls_to("DataLoader"):
+        yield from _loader(call)
     for call in code.calls_to(*_POOLS):
         if call.keyword("initializer") is MISSING and call.argument(1) is MISSING:
             evidence = f"{call.name} without an initializer: its workers are not seeded"
-            found.append(Finding(Severity.RISK, evidence, _CHILD_FIX, str(call.place)))
+            yield Finding(Severity.RISK, evidence, _CHILD_FIX, str(call.place))
     if not code.calls_to("seed_child"):
         for call in code.calls_to(*_PROCESSES):
             evidence = f"children of {call.name} are not seeded"
-            found.append(Finding(Severity.RISK, evidence, _CHILD_FIX, str(call.place)))
-    return found
+            yield Finding(Severity.RISK, evidence, _CHILD_FIX, str(call.place))
 
 
-def _loader(call: Call) -> Finding | None:
+def _loader(call: Call) -> Iterator[Finding]:
     workers = call.keyword("num_workers")
     seeded = (
         call.keyword("worker_init_fn") is not MISSING or call.keyword("generator") is not MISSING
     )
     if seeded or workers in (MISSING, 0):
-        return None
+        return
     if workers is OPAQUE:
         evidence = "how many workers this DataLoader has is not known; none would be seeded"
-        return Finding(Severity.UNKNOWN, evidence, _LOADER_FIX, str(call.place))
-    evidence = f"{workers} workers of a DataLoader, without worker_init_fn or generator"
-    return Finding(Severity.RISK, evidence, _LOADER_FIX, str(call.place))
+        yield Finding(Severity.UNKNOWN, evidence, _LOADER_FIX, str(call.place))
+    else:
+        evidence = f"{workers} workers of a DataLoader, without worker_init_fn or generator"
+        yield Finding(Severity.RISK, evidence, _LOADER_FIX, str(call.place))
 
 
 _GREEDY_WHY = (
@@ -170,23 +160,22 @@ _GREEDY_WHY = (
 _GREEDY_FIX = "%detllm --level invariant, before the engine starts"
 
 
-def find_temperature_zero(scene: Scene) -> Look:
-    """Return the first greedy request that may depend on its batch."""
+def find_temperature_zero(scene: Scene) -> Iterator[Finding]:
+    """Yield the first greedy request that may depend on its batch."""
     code = scene.code
-    if code is None:
-        return None
     greedy = [item for item in sampling(code) if item.greedy]
-    if not greedy:
-        return []
-    found = [_greedy_finding(item, Severity.RISK) for item in greedy if not item.ours][:1]
-    ours = [item for item in greedy if item.ours][:1]
+    theirs = next((item for item in greedy if not item.ours), None)
+    if theirs is not None:
+        yield _greedy_finding(theirs, Severity.RISK)
+    ours = next((item for item in greedy if item.ours), None)
+    if ours is None:
+        return
     level = _level_in_force(scene, code)
-    if ours and level is None:
+    if level is None:
         evidence = f"{_GREEDY_WHY}: whether the level here is invariant is known once an engine ran"
-        found.append(Finding(Severity.NOTE, evidence, "%detllm status", str(ours[0].place)))
-    elif ours and level is not Level.INVARIANT:
-        found.append(_greedy_finding(ours[0], Severity.NOTE))
-    return found
+        yield Finding(Severity.NOTE, evidence, "%detllm status", str(ours.place))
+    elif level is not Level.INVARIANT:
+        yield _greedy_finding(ours, Severity.NOTE)
 
 
 def _greedy_finding(item: Sampling, severity: Severity) -> Finding:
@@ -207,20 +196,16 @@ def _level_in_force(scene: Scene, code: Code) -> Level | None:
     return named
 
 
-def find_unseeded_sampling(scene: Scene) -> Look:
-    """Return each place that samples without a seed."""
+def find_unseeded_sampling(scene: Scene) -> Iterator[Finding]:
+    """Yield each place that samples without a seed."""
     code = scene.code
-    if code is None:
-        return None
     torch_seeded = "torch" in seeds_in(code)
-    found = []
     for item in sampling(code):
         if item.ours or item.greedy or item.seed not in (MISSING, None, OPAQUE):
             continue
         if item.what.startswith("generate(") and torch_seeded:
             continue  # transformers draws from torch's stream
-        found.append(_unseeded_finding(item))
-    return found
+        yield _unseeded_finding(item)
 
 
 def _unseeded_finding(item: Sampling) -> Finding:
@@ -235,23 +220,20 @@ def _unseeded_finding(item: Sampling) -> Finding:
     return Finding(Severity.WRONG, evidence, fix, str(item.place))
 
 
-def find_training_mode(scene: Scene) -> Look:
-    """Return models of the kernel with dropout on, and calls after a `train()`."""
-    if scene.code is None and scene.live is None:
-        return None
-    found = []
+def find_training_mode(scene: Scene) -> Iterator[Finding]:
+    """Yield models of the kernel with dropout on, and calls after a `train()`."""
     if scene.live is not None and scene.live.training is None:
         evidence = "the modes of the models in this kernel could not be read"
-        found.append(Finding(Severity.UNKNOWN, evidence, "MODEL.eval()", "this kernel"))
+        yield Finding(Severity.UNKNOWN, evidence, "MODEL.eval()", "this kernel")
     elif scene.live is not None and scene.live.training is not None:
         for name, layers in sorted(scene.live.training.items()):
             evidence = f"{name} is in training mode; layers of dropout on: {layers}"
-            found.append(Finding(Severity.WRONG, evidence, f"{name}.eval()", "this kernel"))
-    return found + ([] if scene.code is None else _training_in_code(scene.code))
+            yield Finding(Severity.WRONG, evidence, f"{name}.eval()", "this kernel")
+    yield from _training_in_code(scene.code)
 
 
-def _training_in_code(code: Code) -> list[Finding]:
-    found, training = [], dict[str, Call]()
+def _training_in_code(code: Code) -> Iterator[Finding]:
+    training: dict[str, Call] = {}
     for call in code.calls:
         model, _, method = call.name.rpartition(".")
         if method == "train" and model:
@@ -264,25 +246,15 @@ def _training_in_code(code: Code) -> list[Finding]:
         elif method == "generate" and model in training:
             since = training.pop(model)
             evidence = f"{model} generates in training mode (since {since.place}): dropout is on"
-            found.append(
-                Finding(Severity.WRONG, evidence, f"{model}.eval() before it", str(call.place))
-            )
+            yield Finding(Severity.WRONG, evidence, f"{model}.eval() before it", str(call.place))
     for model, call in training.items():
         evidence = f"{model} is left in training mode: dropout is on in whatever follows"
-        found.append(Finding(Severity.RISK, evidence, f"{model}.eval()", str(call.place)))
-    return found
+        yield Finding(Severity.RISK, evidence, f"{model}.eval()", str(call.place))
 
 
-def find_unread_code(scene: Scene) -> Look:
-    """Return the cells that are not Python even without their magics."""
-    if scene.code is None:
-        return None
-    return [
-        Finding(
-            Severity.UNKNOWN,
-            "its code cannot be parsed: nothing about it is known",
-            "fix the syntax, or make it a raw cell",
-            f"cell {number}",
-        )
-        for number in scene.code.unparsed
-    ]
+def find_unread_code(scene: Scene) -> Iterator[Finding]:
+    """Yield the cells that are not Python even without their magics."""
+    evidence = "its code cannot be parsed: nothing about it is known"
+    for number in scene.code.unparsed:
+        fix = "fix the syntax, or make it a raw cell"
+        yield Finding(Severity.UNKNOWN, evidence, fix, f"cell {number}")

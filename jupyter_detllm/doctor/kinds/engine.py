@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from jupyter_detllm.controls.environ import NO_EFFECT
 from jupyter_detllm.doctor.code import MISSING, OPAQUE, Code, Place
 from jupyter_detllm.doctor.options import ENGINE_CALLS, given_options, is_truthy, sampling, words
-from jupyter_detllm.doctor.scene import Finding, Look, Scene, Severity
+from jupyter_detllm.doctor.scene import Finding, Scene, Severity
 from jupyter_detllm.probes.engine import Scheme, scheme_of
 
 __all__ = [
@@ -25,55 +25,43 @@ _PREFIX_WHY = "a prompt with a cached beginning is computed in a different shape
 _PREFIX_FIX = "enable_prefix_caching=False"
 
 
-def find_prefix_cache(scene: Scene) -> Look:
-    """Return where the prefix cache is on: by option, by default, or in the engine."""
-    if scene.code is None and scene.live is None:
-        return None
-    found = []
+def find_prefix_cache(scene: Scene) -> Iterator[Finding]:
+    """Yield where the prefix cache is on: by option, by default, or in the engine."""
     if scene.live_field("engine.prefix_cache") is True:
         evidence = f"the running engine has its prefix cache on: {_PREFIX_WHY}"
         fix = "%detllm release, then %detllm use without --enable-prefix-caching"
-        found.append(Finding(Severity.RISK, evidence, fix, "this kernel"))
-    if scene.code is None:
-        return found
+        yield Finding(Severity.RISK, evidence, fix, "this kernel")
     greedy = any(item.greedy for item in sampling(scene.code))
     for given in given_options(scene.code, _PREFIX_CACHE):
         if given.value is OPAQUE:
             evidence = "whether the prefix cache is on is known only when this runs"
-            found.append(Finding(Severity.UNKNOWN, evidence, _PREFIX_FIX, str(given.place)))
+            yield Finding(Severity.UNKNOWN, evidence, _PREFIX_FIX, str(given.place))
         elif is_truthy(given.value):
             evidence = f"{given.engine} with the prefix cache on: {_PREFIX_WHY}"
-            found.append(Finding(Severity.RISK, evidence, _PREFIX_FIX, str(given.place)))
+            yield Finding(Severity.RISK, evidence, _PREFIX_FIX, str(given.place))
     for call in scene.code.calls_to("vllm.LLM") if greedy else ():
         if call.keyword(_PREFIX_CACHE) is MISSING:
             evidence = f"temperature 0 and vLLM's default, prefix cache on: {_PREFIX_WHY}"
-            found.append(Finding(Severity.RISK, evidence, _PREFIX_FIX, str(call.place)))
-    return found
+            yield Finding(Severity.RISK, evidence, _PREFIX_FIX, str(call.place))
 
 
 _PARALLEL = ("tensor_parallel_size", "tp")
 _PARALLEL_FIX = "tensor_parallel_size=1, or keep the size: it is part of the fingerprint"
 
 
-def find_tensor_parallel(scene: Scene) -> Look:
-    """Return where the tensor parallel size is above 1."""
-    if scene.code is None and scene.live is None:
-        return None
-    found = []
+def find_tensor_parallel(scene: Scene) -> Iterator[Finding]:
+    """Yield where the tensor parallel size is above 1."""
     size = scene.live_field("engine.tensor_parallel")
     if isinstance(size, int) and size > 1:
-        found.append(Finding(Severity.RISK, _ranks_evidence(size), _PARALLEL_FIX, "this kernel"))
-    for given in [] if scene.code is None else given_options(scene.code, *_PARALLEL):
+        yield Finding(Severity.RISK, _ranks_evidence(size), _PARALLEL_FIX, "this kernel")
+    for given in given_options(scene.code, *_PARALLEL):
         if given.value is OPAQUE:
             evidence = "the tensor parallel size is known only when this runs"
-            found.append(Finding(Severity.UNKNOWN, evidence, _PARALLEL_FIX, str(given.place)))
+            yield Finding(Severity.UNKNOWN, evidence, _PARALLEL_FIX, str(given.place))
         elif isinstance(given.value, int) and given.value > 1:
-            found.append(
-                Finding(
-                    Severity.RISK, _ranks_evidence(given.value), _PARALLEL_FIX, str(given.place)
-                )
+            yield Finding(
+                Severity.RISK, _ranks_evidence(given.value), _PARALLEL_FIX, str(given.place)
             )
-    return found
 
 
 def _ranks_evidence(size: int) -> str:
@@ -88,40 +76,31 @@ _QUANTISED_FIX = "jupyter detllm probe MODEL shows whether its results depend on
 _VARYING = ("marlin", "awq", "gptq", "machete", "exllama", "bitsandbytes", "gguf")
 
 
-def find_quantised_model(scene: Scene) -> Look:
-    """Return what is quantised: in the engine, in a model's config, by option."""
-    if scene.code is None and scene.live is None and not scene.models:
-        return None
-    found = _live_quantisation(scene)
+def find_quantised_model(scene: Scene) -> Iterator[Finding]:
+    """Yield what is quantised: in the engine, in a model's config, by option."""
+    method = scene.live_field("engine.quantization")
+    if method not in (None, "none"):
+        evidence = f"the running engine computes with {method}"
+        severity = _quantised_severity(str(method))
+        yield Finding(severity, evidence, "%detllm probe", "this kernel")
     for model in scene.models:
         if model.config is None:
             evidence = f"whether {model.name} is quantised is not known: its config is not here"
             fix = "jupyter detllm doctor --model FOLDER, with config.json in it"
-            found.append(Finding(Severity.UNKNOWN, evidence, fix))
+            yield Finding(Severity.UNKNOWN, evidence, fix)
             continue
         scheme = scheme_of(model.config)
         if scheme is not None:
-            found.append(_quantised_finding(model.name, scheme))
-    for given in [] if scene.code is None else given_options(scene.code, "quantization"):
+            yield _quantised_finding(model.name, scheme)
+    for given in given_options(scene.code, "quantization"):
         if is_truthy(given.value):
             evidence = f"{given.engine} with quantization={given.value}"
-            found.append(
-                Finding(
-                    _quantised_severity(str(given.value)),
-                    evidence,
-                    _QUANTISED_FIX,
-                    str(given.place),
-                )
+            yield Finding(
+                _quantised_severity(str(given.value)),
+                evidence,
+                _QUANTISED_FIX,
+                str(given.place),
             )
-    return found
-
-
-def _live_quantisation(scene: Scene) -> list[Finding]:
-    method = scene.live_field("engine.quantization")
-    if method in (None, "none"):
-        return []
-    evidence = f"the running engine computes with {method}"
-    return [Finding(_quantised_severity(str(method)), evidence, "%detllm probe", "this kernel")]
 
 
 def _quantised_severity(method: str) -> Severity:
@@ -139,22 +118,16 @@ _LORA_WHY = "an adapter changes the weights in effect, and adds kernels that dep
 _LORA_FIX = "%detllm use MODEL --lora FOLDER, which records the digest; or merge it into the model"
 
 
-def find_lora(scene: Scene) -> Look:
-    """Return where LoRA is switched on."""
-    if scene.code is None and scene.live is None:
-        return None
-    found = []
+def find_lora(scene: Scene) -> Iterator[Finding]:
+    """Yield where LoRA is switched on."""
     adapter = scene.live_field("model.adapter")
     if scene.live_field("engine.lora") not in (None, "off") and adapter is None:
         evidence = f"the running engine has LoRA on, and no adapter is recorded: {_LORA_WHY}"
-        found.append(Finding(Severity.RISK, evidence, _LORA_FIX, "this kernel"))
-    for given in (
-        [] if scene.code is None else given_options(scene.code, "enable_lora", "lora_modules")
-    ):
+        yield Finding(Severity.RISK, evidence, _LORA_FIX, "this kernel")
+    for given in given_options(scene.code, "enable_lora", "lora_modules"):
         if is_truthy(given.value):
             evidence = f"{given.engine} with LoRA on: {_LORA_WHY}"
-            found.append(Finding(Severity.RISK, evidence, _LORA_FIX, str(given.place)))
-    return found
+            yield Finding(Severity.RISK, evidence, _LORA_FIX, str(given.place))
 
 
 _SPECULATIVE = ("speculative_config", "speculative_model", "num_speculative_tokens")
@@ -164,19 +137,15 @@ _SPECULATIVE_WHY = (
 _SPECULATIVE_FIX = "start the engine without speculative_config"
 
 
-def find_speculative(scene: Scene) -> Look:
-    """Return where speculative decoding is switched on."""
-    if scene.code is None and scene.live is None:
-        return None
-    found = []
+def find_speculative(scene: Scene) -> Iterator[Finding]:
+    """Yield where speculative decoding is switched on."""
     if scene.live_field("engine.speculative") not in (None, "off"):
         evidence = f"the running engine decodes speculatively: {_SPECULATIVE_WHY}"
-        found.append(Finding(Severity.RISK, evidence, _SPECULATIVE_FIX, "this kernel"))
-    for given in [] if scene.code is None else given_options(scene.code, *_SPECULATIVE):
+        yield Finding(Severity.RISK, evidence, _SPECULATIVE_FIX, "this kernel")
+    for given in given_options(scene.code, *_SPECULATIVE):
         if is_truthy(given.value):
             evidence = f"{given.engine} with {given.name}: {_SPECULATIVE_WHY}"
-            found.append(Finding(Severity.RISK, evidence, _SPECULATIVE_FIX, str(given.place)))
-    return found
+            yield Finding(Severity.RISK, evidence, _SPECULATIVE_FIX, str(given.place))
 
 
 _BEAMS = "LLM.beam_search(prompts, BeamSearchParams(beam_width=4, max_tokens=64))"
@@ -196,17 +165,17 @@ _FLAGS = {
     "beam_size": _BEAMS,
     "disable_log_requests": "leave it out: requests are not logged unless that is enabled",
 }
-_UNKNOWN_VARIABLES = {row.name: row for row in NO_EFFECT}
+# Tools set TOKENIZERS_PARALLELISM for speed.
+_UNKNOWN_VARIABLES = {row.name: row for row in NO_EFFECT if row.name != "TOKENIZERS_PARALLELISM"}
 
 
-def find_unknown_options(scene: Scene) -> Look:
-    """Return variables and options that nothing reads."""
-    found = [
-        Finding(Severity.WRONG, f"{name}={scene.environ[name]:.60} is set: {row.why}", _use(name))
-        for name, row in _UNKNOWN_VARIABLES.items()
-        if name in scene.environ and name != "TOKENIZERS_PARALLELISM"  # set by tools, for speed
-    ]
-    return found + ([] if scene.code is None else list(_in_code(scene.code)))
+def find_unknown_options(scene: Scene) -> Iterator[Finding]:
+    """Yield variables and options that nothing reads."""
+    for name, row in _UNKNOWN_VARIABLES.items():
+        if name in scene.environ:
+            evidence = f"{name}={scene.environ[name]:.60} is set: {row.why}"
+            yield Finding(Severity.WRONG, evidence, _use(name))
+    yield from _in_code(scene.code)
 
 
 def _use(name: str) -> str:
@@ -219,7 +188,7 @@ def _in_code(code: Code) -> Iterator[Finding]:
         yield Finding(Severity.WRONG, evidence, _FLAGS[given.name], str(given.place))
     for call in code.calls_to("SamplingParams", *ENGINE_CALLS):
         for name in ("use_beam_search", "best_of"):
-            if call.keyword(name) is not MISSING and _has(call.node, name):
+            if call.spells(name):
                 evidence = f"{call.name.rsplit('.', 1)[-1]} has no field {name}"
                 yield Finding(Severity.WRONG, evidence, _BEAMS, str(call.place))
     for given in given_options(code, "attention_backend"):
@@ -234,13 +203,9 @@ def _in_code(code: Code) -> Iterator[Finding]:
         )
 
 
-def _has(node: object, name: str) -> bool:
-    return any(item.arg == name for item in getattr(node, "keywords", ()))
-
-
 def _unknown_variables(code: Code) -> Iterator[tuple[Place, str]]:
     """Yield the variables without effect that the notebook sets, and where."""
-    known = set(_UNKNOWN_VARIABLES) - {"TOKENIZERS_PARALLELISM"}
+    known = _UNKNOWN_VARIABLES.keys()
     for item in code.assignments:
         name = item.target.removeprefix("os.environ[").removesuffix("]")
         if name in known:

@@ -10,7 +10,7 @@ from jupyter_detllm.controls.environ import ENV_CONTROLS, ProcessEvent
 from jupyter_detllm.controls.ledger import ControlState
 from jupyter_detllm.doctor.code import OPAQUE, Code, Place
 from jupyter_detllm.doctor.options import uses_detllm, words
-from jupyter_detllm.doctor.scene import Finding, Live, Look, Scene, Severity
+from jupyter_detllm.doctor.scene import Finding, Live, Scene, Severity
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.probes.software import REMOVE_VISION, misfit
 
@@ -36,38 +36,32 @@ _HEAVY_MODULES = {
 }
 
 
-def find_late_controls(scene: Scene) -> Look:
-    """Return controls that are late in the kernel or by the notebook's order."""
-    if scene.live is None and scene.code is None:
-        return None
-    found = [] if scene.live is None else _late_live(scene.live)
-    return found + ([] if scene.code is None else _late_in_code(scene.code))
+def find_late_controls(scene: Scene) -> Iterator[Finding]:
+    """Yield controls that are late in the kernel or by the notebook's order."""
+    if scene.live is not None:
+        yield from _late_live(scene.live)
+    yield from _late_in_code(scene.code)
 
 
-def _late_live(live: Live) -> list[Finding]:
+def _late_live(live: Live) -> Iterator[Finding]:
     if live.report is None:
         evidence = "nothing is set up in this kernel, so its controls are not known"
-        return [Finding(Severity.UNKNOWN, evidence, "%detllm --seed 42")]
-    return [
-        Finding(
+        yield Finding(Severity.UNKNOWN, evidence, "%detllm --seed 42")
+        return
+    for entry in live.report.entries:
+        if entry.state is ControlState.LATE:
             # No effect of the hash seed on tokens or logprobs was ever measured.
-            Severity.NOTE if entry.name == "PYTHONHASHSEED" else Severity.WRONG,
-            f"{entry.name} came too late and is {entry.effective}: {entry.reason}",
-            _INSTALL_KERNEL,
-            "this kernel",
-        )
-        for entry in live.report.entries
-        if entry.state is ControlState.LATE
-    ]
+            severity = Severity.NOTE if entry.name == "PYTHONHASHSEED" else Severity.WRONG
+            evidence = f"{entry.name} came too late and is {entry.effective}: {entry.reason}"
+            yield Finding(severity, evidence, _INSTALL_KERNEL, "this kernel")
 
 
-def _late_in_code(code: Code) -> list[Finding]:
-    found = []
+def _late_in_code(code: Code) -> Iterator[Finding]:
     setup, heavy = uses_detllm(code), code.first_import("torch", "vllm", "transformers")
     if setup is not None and heavy is not None and heavy < setup:
         evidence = f"%detllm comes after torch or vllm was imported ({heavy})"
         fix = f"move it above {heavy}, or: {_INSTALL_KERNEL}"
-        found.append(Finding(Severity.WRONG, evidence, fix, str(setup)))
+        yield Finding(Severity.WRONG, evidence, fix, str(setup))
     controls = {control.name: control for control in ENV_CONTROLS}
     for place, name in _set_in(code):
         control = controls.get(name)
@@ -76,24 +70,22 @@ def _late_in_code(code: Code) -> list[Finding]:
         first = code.first_import(*_HEAVY_MODULES.get(control.precedes, ()))
         if control.precedes is ProcessEvent.INTERPRETER_START:
             evidence = f"{name} is set in a cell, but only read when Python starts"
-            found.append(Finding(Severity.WRONG, evidence, _INSTALL_KERNEL, str(place)))
+            yield Finding(Severity.WRONG, evidence, _INSTALL_KERNEL, str(place))
         elif first is not None and first < place:
             evidence = f"{name} is set after {first}, and must be before {control.precedes}"
-            found.append(Finding(Severity.WRONG, evidence, f"move it above {first}", str(place)))
-    return found
+            yield Finding(Severity.WRONG, evidence, f"move it above {first}", str(place))
 
 
-def _set_in(code: Code) -> list[tuple[Place, str]]:
-    """Return (place, variable) of each that a cell sets."""
-    found: list[tuple[Place, str]] = []
+def _set_in(code: Code) -> Iterator[tuple[Place, str]]:
+    """Yield (place, variable) of each that a cell sets."""
     for item in code.assignments:
         if item.target.startswith("os.environ["):
-            found.append((item.place, item.target[len("os.environ[") : -1]))
+            yield item.place, item.target[len("os.environ[") : -1]
     for call in code.calls_to("os.environ.setdefault", "os.putenv"):
-        found.append((call.place, str(call.argument(0))))
+        yield call.place, str(call.argument(0))
     for line in (*code.magics("%env"), *code.magics("%set_env")):
-        found += [(line.place, word.partition("=")[0]) for word in words(line.text)[1:2]]
-    return found
+        for word in words(line.text)[1:2]:
+            yield line.place, word.partition("=")[0]
 
 
 #: Operators for which torch raises on CUDA (its notes on `use_deterministic_algorithms`).
@@ -111,34 +103,25 @@ _ELSEWHERE = ("numpy.", "statistics.", "pandas.", "scipy.")
 _STEPWISE = "start without it and let `jupyter detllm bisect` name what is needed"
 
 
-def find_deterministic_algorithms(scene: Scene) -> Look:
-    """Return operators that fail or warn with deterministic algorithms."""
-    if scene.code is None and scene.live is None:
-        return None
-    found = []
+def find_deterministic_algorithms(scene: Scene) -> Iterator[Finding]:
+    """Yield operators that fail or warn with deterministic algorithms."""
     if (
         scene.live_field("torch.deterministic_algorithms") == "error"
         and scene.platform is Platform.CUDA
     ):
         evidence = "deterministic algorithms are on: an operator without one raises an error"
-        found.append(Finding(Severity.RISK, evidence, _STEPWISE, "this kernel"))
-    return found + ([] if scene.code is None else _algorithms_in_code(scene.code, scene.platform))
+        yield Finding(Severity.RISK, evidence, _STEPWISE, "this kernel")
+    yield from _algorithms_in_code(scene.code, scene.platform)
 
 
-def _algorithms_in_code(code: Code, platform: Platform) -> list[Finding]:
+def _algorithms_in_code(code: Code, platform: Platform) -> Iterator[Finding]:
     switches = code.calls_to("torch.use_deterministic_algorithms")
     on = [call for call in switches if call.argument(0) is True or call.keyword("mode") is True]
     opaque = [c for c in switches if OPAQUE in (c.argument(0), c.keyword("mode"))]
     fix = "torch.use_deterministic_algorithms(True, warn_only=True)"
-    found = [
-        Finding(
-            Severity.UNKNOWN,
-            "whether deterministic algorithms are on is known only when this runs",
-            fix,
-            str(call.place),
-        )
-        for call in opaque
-    ]
+    for call in opaque:
+        evidence = "whether deterministic algorithms are on is known only when this runs"
+        yield Finding(Severity.UNKNOWN, evidence, fix, str(call.place))
     for call in on:
         warns = call.keyword("warn_only") is True
         for place, name in _operators(code, call.place):
@@ -150,8 +133,7 @@ def _algorithms_in_code(code: Code, platform: Platform) -> list[Finding]:
             evidence = (
                 f"{name} on CUDA{when} {what}: deterministic algorithms are on ({call.place})"
             )
-            found.append(Finding(severity, evidence, _STEPWISE if warns else fix, str(place)))
-    return found
+            yield Finding(severity, evidence, _STEPWISE if warns else fix, str(place))
 
 
 def _operators(code: Code, after: Place) -> list[tuple[Place, str]]:
@@ -172,80 +154,68 @@ _TF32_VARIABLES = {
 _TF32_WHY = "float32 operands lose 13 bits; bf16 and fp16 models are untouched"
 
 
-def find_tf32(scene: Scene) -> Look:
-    """Return where TF32 is switched on: variables, torch's live switch, the notebook."""
+def find_tf32(scene: Scene) -> Iterator[Finding]:
+    """Yield where TF32 is switched on: variables, torch's live switch, the notebook."""
     severity = Severity.NOTE if scene.platform is Platform.CPU else Severity.RISK
-    found = [
-        Finding(severity, f"{name}={scene.environ[name]}: {_TF32_WHY}", f"unset {name}")
-        for name, values in _TF32_VARIABLES.items()
-        if scene.environ.get(name, "").lower() in values
-    ]
+    for name, values in _TF32_VARIABLES.items():
+        if scene.environ.get(name, "").lower() in values:
+            evidence = f"{name}={scene.environ[name]}: {_TF32_WHY}"
+            yield Finding(severity, evidence, f"unset {name}")
     live = scene.live_field("torch.float32_matmul_precision")
     if live not in (None, "highest", "ieee", "none"):
         evidence = f"torch multiplies float32 at precision {live!r}: {_TF32_WHY}"
-        found.append(Finding(severity, evidence, _TF32_FIX, "this kernel"))
-    return found + ([] if scene.code is None else _tf32_in_code(scene.code, severity))
+        yield Finding(severity, evidence, _TF32_FIX, "this kernel")
+    yield from _tf32_in_code(scene.code, severity)
 
 
-def _tf32_in_code(code: Code, severity: Severity) -> list[Finding]:
-    found = []
+def _tf32_in_code(code: Code, severity: Severity) -> Iterator[Finding]:
     for item in code.assignments:
         on = item.target.endswith(".allow_tf32") and item.value is True
         if on or (item.target.endswith("fp32_precision") and item.value == "tf32"):
             evidence = f"{item.target} switches TF32 on: {_TF32_WHY}"
-            found.append(Finding(severity, evidence, "remove the line", str(item.place)))
+            yield Finding(severity, evidence, "remove the line", str(item.place))
     for call in code.calls_to("torch.set_float32_matmul_precision"):
         value = call.argument(0)
         if value in ("high", "medium"):
             evidence = f"set_float32_matmul_precision({value!r}): {_TF32_WHY}"
             fix = 'torch.set_float32_matmul_precision("highest")'
-            found.append(Finding(severity, evidence, fix, str(call.place)))
+            yield Finding(severity, evidence, fix, str(call.place))
         elif value is OPAQUE:
             evidence = "the precision of float32 products is known only when this runs"
-            found.append(Finding(Severity.UNKNOWN, evidence, _TF32_FIX, str(call.place)))
-    return found
+            yield Finding(Severity.UNKNOWN, evidence, _TF32_FIX, str(call.place))
 
 
 _INSTALL_THERE = "jupyter detllm kernel install, with the Python that has the packages"
 
 
-def find_two_environments(scene: Scene) -> Look:
+def find_two_environments(scene: Scene) -> Iterator[Finding]:
     """Compare this Python with the server's, and with that of the notebook's kernel."""
-    kernel = "" if scene.code is None else scene.code.kernel
-    if scene.live is None and not kernel:
-        return None
-    found = []
-    if scene.live is not None and scene.server is None:
+    if scene.live is None:
+        yield from _of_notebook(scene)
+    elif scene.server is None:
         evidence = "which Python the Jupyter server runs under is not known"
-        found.append(Finding(Severity.UNKNOWN, evidence, "!jupyter --paths, in a cell"))
-    elif (
-        scene.live is not None
-        and scene.server
-        and _environment_differs(scene.server, scene.executable)
-    ):
+        yield Finding(Severity.UNKNOWN, evidence, "!jupyter --paths, in a cell")
+    elif scene.server and _environment_differs(scene.server, scene.executable):
         evidence = "the server runs in a different environment from this kernel"
         fix = "%pip install here (not !pip); for JupyterLab's panel install in the server's too"
-        found.append(Finding(Severity.NOTE, evidence, fix))
-    if scene.live is None:
-        found += _of_notebook(scene, kernel)
-    return found
+        yield Finding(Severity.NOTE, evidence, fix)
 
 
-def _of_notebook(scene: Scene, kernel: str) -> list[Finding]:
+def _of_notebook(scene: Scene) -> Iterator[Finding]:
+    kernel = scene.code.kernel
     if scene.kernels is None:
         evidence = f"where the kernel {kernel!r:.60} starts is not known"
-        return [Finding(Severity.UNKNOWN, evidence, "pip install jupyter_client")]
+        yield Finding(Severity.UNKNOWN, evidence, "pip install jupyter_client")
+        return
     python = scene.kernels.get(kernel)
     if python is None:
         evidence = f"the notebook's kernel {kernel!r:.60} is not installed here"
-        return [
-            Finding(Severity.RISK, evidence, f"jupyter detllm kernel install --name {kernel:.60}")
-        ]
+        fix = f"jupyter detllm kernel install --name {kernel:.60}"
+        yield Finding(Severity.RISK, evidence, fix)
     # A bare name such as "python3" is found on PATH when the kernel is started.
-    if Path(python).is_absolute() and _environment_differs(python, scene.executable):
+    elif Path(python).is_absolute() and _environment_differs(python, scene.executable):
         evidence = f"the notebook's kernel {kernel!r:.60} starts a different Python"
-        return [Finding(Severity.RISK, evidence, _INSTALL_THERE)]
-    return []
+        yield Finding(Severity.RISK, evidence, _INSTALL_THERE)
 
 
 def _environment_differs(left: str, right: str) -> bool:
@@ -253,35 +223,33 @@ def _environment_differs(left: str, right: str) -> bool:
     return Path(left).parent != Path(right).parent
 
 
-def find_hash_seed(scene: Scene) -> Look:
-    """Return whether hashes of text differ from process to process."""
+def find_hash_seed(scene: Scene) -> Iterator[Finding]:
+    """Yield whether hashes of text differ from process to process."""
     if scene.live is None:
         in_force = scene.environ.get("PYTHONHASHSEED") or "random"
     else:
         in_force = scene.live.hash_seed
     if in_force == "unknown":
         evidence = "this platform does not report which PYTHONHASHSEED Python started with"
-        return [Finding(Severity.UNKNOWN, evidence, _INSTALL_KERNEL)]
-    if in_force != "random":
-        return []
-    evidence = (
-        "PYTHONHASHSEED is not set: the order of sets of text differs from process to process "
-        "(no effect on tokens was measured)"
-    )
-    return [Finding(Severity.NOTE, evidence, _INSTALL_KERNEL)]
+        yield Finding(Severity.UNKNOWN, evidence, _INSTALL_KERNEL)
+    elif in_force == "random":
+        evidence = (
+            "PYTHONHASHSEED is not set: the order of sets of text differs from process to process "
+            "(no effect on tokens was measured)"
+        )
+        yield Finding(Severity.NOTE, evidence, _INSTALL_KERNEL)
 
 
-def find_omp_threads(scene: Scene) -> Look:
-    """Return whether the thread count is not pinned; on a GPU it changes no result."""
-    if scene.platform is not Platform.CPU:
-        return None
+def find_omp_threads(scene: Scene) -> Iterator[Finding]:
+    """Yield whether the thread count is not pinned; on a GPU it changes no result."""
     if scene.environ.get("OMP_NUM_THREADS"):
-        return []
+        return
     if scene.live is None:
         evidence = "OMP_NUM_THREADS is not set here; %detllm pins it if it runs before torch"
-        return [Finding(Severity.NOTE, evidence, _INSTALL_KERNEL)]
+        yield Finding(Severity.NOTE, evidence, _INSTALL_KERNEL)
+        return
     evidence = "OMP_NUM_THREADS is not set: attention on the CPU splits its work by thread count"
-    return [Finding(Severity.RISK, evidence, "%detllm, before torch is imported", "this kernel")]
+    yield Finding(Severity.RISK, evidence, "%detllm, before torch is imported", "this kernel")
 
 
 _SEEDS_IN_RUN = re.compile(
@@ -291,11 +259,8 @@ _SEEDS_IN_RUN = re.compile(
 )
 
 
-def find_dockerfile_seed(scene: Scene) -> Look:
-    """Return RUN instructions that seed or set a control."""
-    if not scene.dockerfiles:
-        return None
-    found = []
+def find_dockerfile_seed(scene: Scene) -> Iterator[Finding]:
+    """Yield RUN instructions that seed or set a control."""
     for path, text in scene.dockerfiles.items():
         for line, instruction in _run_lines(text):
             seeds = _SEEDS_IN_RUN.search(instruction)
@@ -304,8 +269,7 @@ def find_dockerfile_seed(scene: Scene) -> Look:
             evidence = f"RUN {seeds[0]} applies while the image is built, not when it runs"
             name, value = seeds["name"], seeds["value"]
             fix = f"ENV {name}={value}" if name else "%detllm --seed 0 in the notebook's first cell"
-            found.append(Finding(Severity.WRONG, evidence, fix, f"{path.name}, line {line}"))
-    return found
+            yield Finding(Severity.WRONG, evidence, fix, f"{path.name}, line {line}")
 
 
 def _run_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -322,19 +286,19 @@ def _run_lines(text: str) -> Iterator[tuple[int, str]]:
             yield start + 1, whole
 
 
-def find_torchvision(scene: Scene) -> Look:
+def find_torchvision(scene: Scene) -> Iterator[Finding]:
     """Compare what torchvision was built for with the torch that is installed."""
     vision, torch = scene.packages.get("torchvision"), scene.packages.get("torch")
     if vision is None:
-        return []
+        return
     requires = scene.requires.get("torchvision", ())
     if evidence := misfit(vision, torch, requires, scene.builds):
-        return [Finding(Severity.WRONG, evidence, REMOVE_VISION)]
+        yield Finding(Severity.WRONG, evidence, REMOVE_VISION)
+        return
     ours, theirs = scene.builds.get("torch"), scene.builds.get("torchvision")
     if ours is None or theirs is None:
         evidence = f"whether torchvision {vision} fits torch {torch} is not written anywhere"
-        return [Finding(Severity.UNKNOWN, evidence, "python -c 'import torchvision'")]
-    if ours == theirs:
-        return []
-    evidence = f"torchvision is built for {theirs}, torch for {ours}"
-    return [Finding(Severity.NOTE, evidence, REMOVE_VISION)]
+        yield Finding(Severity.UNKNOWN, evidence, "python -c 'import torchvision'")
+    elif ours != theirs:
+        evidence = f"torchvision is built for {theirs}, torch for {ours}"
+        yield Finding(Severity.NOTE, evidence, REMOVE_VISION)

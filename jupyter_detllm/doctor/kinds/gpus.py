@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
-from jupyter_detllm.doctor.scene import Finding, Look, Scene, Severity
+from jupyter_detllm.doctor.scene import Finding, Scene, Severity
 from jupyter_detllm.probes.nvidia import GpuHealth
 
 __all__ = [
@@ -19,13 +19,13 @@ __all__ = [
 
 def each_gpu(
     scene: Scene,
-    one: Callable[[GpuHealth], Look],
+    one: Callable[[GpuHealth], Iterable[Finding] | None],
     what: str,
     fix: str,
     *,
     absent: bool = False,
-) -> Look:
-    """Call `one` for every GPU; None if there is none.
+) -> Iterator[Finding]:
+    """Call `one` for every GPU.
 
     Parameters
     ----------
@@ -39,28 +39,24 @@ def each_gpu(
     """
     if scene.gpus is None:
         evidence = f"{what}: the driver's library does not answer"
-        return [Finding(Severity.UNKNOWN, evidence, "nvidia-smi")]
-    if not scene.gpus:
-        return None
-    found: list[Finding] = []
-    for gpu in scene.gpus:
+        yield Finding(Severity.UNKNOWN, evidence, "nvidia-smi")
+    for gpu in scene.gpus or ():
         answer = one(gpu)
         if answer is None and not absent:
             evidence = f"the driver does not report {what}"
-            found.append(Finding(Severity.UNKNOWN, evidence, fix, gpu.label))
-        found += answer or []
-    return found
+            yield Finding(Severity.UNKNOWN, evidence, fix, gpu.label)
+        yield from answer or ()
 
 
 _THROTTLED_FIX = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
 
 
-def find_gpu_throttled(scene: Scene) -> Look:
-    """Return which GPUs are throttled, and why."""
+def find_gpu_throttled(scene: Scene) -> Iterator[Finding]:
+    """Yield which GPUs are throttled, and why."""
     return each_gpu(scene, _throttled, "whether clocks are throttled", _THROTTLED_FIX)
 
 
-def _throttled(gpu: GpuHealth) -> Look:
+def _throttled(gpu: GpuHealth) -> list[Finding] | None:
     if gpu.throttled is None:
         return None
     if not gpu.throttled:
@@ -78,12 +74,12 @@ _SPEED_FIX = (
 )
 
 
-def find_gpu_speed(scene: Scene) -> Look:
-    """Return what makes a GPU slower or its times uneven: unlocked clocks, a narrow link."""
+def find_gpu_speed(scene: Scene) -> Iterator[Finding]:
+    """Yield what makes a GPU slower or its times uneven: unlocked clocks, a narrow link."""
     return each_gpu(scene, _speed, "what changes speed and no result", "nvidia-smi", absent=True)
 
 
-def _speed(gpu: GpuHealth) -> Look:
+def _speed(gpu: GpuHealth) -> list[Finding]:
     causes = ["clocks are not locked"] if gpu.fixed_clocks is False else []
     if gpu.pcie is not None and gpu.pcie_most is not None and gpu.pcie < gpu.pcie_most:
         causes.append(f"the PCIe link has {gpu.pcie} of {gpu.pcie_most} lanes")
@@ -96,12 +92,12 @@ def _speed(gpu: GpuHealth) -> Look:
 _ECC_FIX = "for an administrator: nvidia-smi -e 1, then restart the machine"
 
 
-def find_gpu_ecc(scene: Scene) -> Look:
-    """Return which GPUs have no ECC, or uncorrected errors."""
+def find_gpu_ecc(scene: Scene) -> Iterator[Finding]:
+    """Yield which GPUs have no ECC, or uncorrected errors."""
     return each_gpu(scene, _ecc, "whether memory errors are corrected (ECC)", _ECC_FIX)
 
 
-def _ecc(gpu: GpuHealth) -> Look:
+def _ecc(gpu: GpuHealth) -> list[Finding] | None:
     if gpu.ecc is None:
         return None
     found = []
@@ -120,14 +116,14 @@ def _ecc(gpu: GpuHealth) -> Look:
 _MIG_FIX = "nvidia-smi -L names the instances: compare only with stamps of an equal one"
 
 
-def find_gpu_mig(scene: Scene) -> Look:
-    """Return which GPUs are in MIG mode."""
+def find_gpu_mig(scene: Scene) -> Iterator[Finding]:
+    """Yield which GPUs are in MIG mode."""
     return each_gpu(
         scene, _instances, "whether the GPU is cut into instances (MIG)", _MIG_FIX, absent=True
     )
 
 
-def _instances(gpu: GpuHealth) -> Look:
+def _instances(gpu: GpuHealth) -> list[Finding]:
     if not gpu.mig:
         return []
     evidence = "MIG is on: kernels split their work by the multiprocessors of the instance"
@@ -137,12 +133,12 @@ def _instances(gpu: GpuHealth) -> Look:
 _PROCESSES_FIX = "nvidia-smi; fix kv_cache_memory_bytes so that the cache has one size in every run"
 
 
-def find_gpu_processes(scene: Scene) -> Look:
-    """Return which GPUs other processes compute on."""
+def find_gpu_processes(scene: Scene) -> Iterator[Finding]:
+    """Yield which GPUs other processes compute on."""
     return each_gpu(scene, _processes, "whether other processes use the GPU", "nvidia-smi")
 
 
-def _processes(gpu: GpuHealth) -> Look:
+def _processes(gpu: GpuHealth) -> list[Finding] | None:
     if gpu.others is None:
         return None
     if not gpu.others:
@@ -159,19 +155,17 @@ _MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _MPS_FIX = "for an administrator: echo quit | nvidia-cuda-mps-control"
 
 
-def find_gpu_mps(scene: Scene) -> Look:
-    """Return which GPUs are shared, and whether this process has only a share."""
-    found = each_gpu(scene, _mps, "whether the GPU is shared through MPS", _MPS_FIX)
-    share = scene.environ.get(_MPS_SHARE)
-    if found is None or share in (None, "", "100"):
-        return found
-    evidence = (
-        f"{_MPS_SHARE}={share:.20}: kernels split their work by the multiprocessors they may use"
-    )
-    return [*found, Finding(Severity.RISK, evidence, f"unset {_MPS_SHARE}")]
+def find_gpu_mps(scene: Scene) -> Iterator[Finding]:
+    """Yield which GPUs are shared, and whether this process has only a share."""
+    yield from each_gpu(scene, _mps, "whether the GPU is shared through MPS", _MPS_FIX)
+    share = scene.environ.get(_MPS_SHARE, "")
+    if share not in ("", "100"):
+        why = "kernels split their work by the multiprocessors they may use"
+        evidence = f"{_MPS_SHARE}={share:.20}: {why}"
+        yield Finding(Severity.RISK, evidence, f"unset {_MPS_SHARE}")
 
 
-def _mps(gpu: GpuHealth) -> Look:
+def _mps(gpu: GpuHealth) -> list[Finding] | None:
     if gpu.mps is None:
         return None
     if not gpu.mps:

@@ -281,7 +281,7 @@ FINE: dict[str, list[Scene]] = {
     **{
         row.name: [_TIDY]
         for row in KINDS
-        if row.needs and not row.name.startswith("gpu_") and row.name != "dockerfile_seed"
+        if row.needs.text and not row.name.startswith("gpu_") and row.name != "dockerfile_seed"
     },
     "temperature_zero": [
         _TIDY,
@@ -325,7 +325,7 @@ ROWS = {row.name: row for row in KINDS}
 
 
 def found_in(name: str, scene: Scene) -> list[Finding]:
-    found = ROWS[name].load()(scene)
+    found = ROWS[name].look(scene)
     assert found is not None, "there was something to look at"
     return list(found)
 
@@ -358,10 +358,10 @@ def test_it_leaves_alone(name: str, number: int) -> None:
     assert found_in(name, FINE[name][number]) == []
 
 
-@pytest.mark.parametrize("row", [row for row in KINDS if row.needs], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in KINDS if row.needs.text], ids=lambda row: row.name)
 def test_without_what_it_needs_it_does_not_say_that_all_is_well(row: Any) -> None:
     scene = CUDA if row.name == "omp_threads" else BARE
-    assert row.load()(scene) is None
+    assert row.look(scene) is None
 
 
 @pytest.mark.parametrize("name", [row.name for row in KINDS if row.name.startswith("gpu_")])
