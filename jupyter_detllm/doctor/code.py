@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["MISSING", "OPAQUE", "Assignment", "Call", "Code", "Line", "Place", "read_code"]
+__all__ = ["MISSING", "OPAQUE", "Assignment", "CallSite", "Code", "MagicLine", "Place", "read_code"]
 
 _LINE = re.compile(r"(?P<indent>[ \t]*)(?P<target>[\w.,\[\]'\" ]+=[ \t]*)?(?P<text>[%!?].*)")
 #: Magics that IPython takes without their sign.
@@ -51,7 +51,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MagicLine:
     """A magic or shell line; a cell magic with its body."""
 
     place: Place
@@ -68,7 +68,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallSite:
     """A call, its name resolved through the notebook's imports (``numpy.random.seed``).
 
     If the receiver is a value, its name comes first (``model.train``), or nothing if it is an
@@ -124,18 +124,18 @@ class Code:
     """
 
     label: str = ""
-    calls: tuple[Call, ...] = ()
-    lines: tuple[Line, ...] = ()
+    calls: tuple[CallSite, ...] = ()
+    lines: tuple[MagicLine, ...] = ()
     assignments: tuple[Assignment, ...] = ()
     imports: Mapping[str, Place] = field(default_factory=dict)
     unparsed: tuple[int, ...] = ()
     kernel: str = ""
 
-    def calls_to(self, *names: str) -> tuple[Call, ...]:
+    def calls_to(self, *names: str) -> tuple[CallSite, ...]:
         """Return the calls whose name is, or ends in, one of `names`."""
         return tuple(call for call in self.calls if ends_in(call.name, names))
 
-    def magics(self, name: str) -> tuple[Line, ...]:
+    def magics(self, name: str) -> tuple[MagicLine, ...]:
         """Return the lines of one magic, such as ``%detllm`` or ``%%detgen``."""
         return tuple(line for line in self.lines if line.text.split(maxsplit=1)[0] == name)
 
@@ -190,8 +190,8 @@ class _Reader:
     """Visits the cells; names bound by imports are kept from cell to cell."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.lines: list[Line] = []
+        self.calls: list[CallSite] = []
+        self.lines: list[MagicLine] = []
         self.assignments: list[Assignment] = []
         self.imports: dict[str, Place] = {}
         self.unparsed: list[int] = []
@@ -203,7 +203,7 @@ class _Reader:
         if magic:
             text, body = f"%%{magic['name']}{magic['rest']}", magic["body"] or ""
             first = 2 + source[: source.index("%%")].count("\n")
-            self.lines.append(Line(Place(number, first - 1), text.rstrip(), body))
+            self.lines.append(MagicLine(Place(number, first - 1), text.rstrip(), body))
             if magic["name"] not in _PYTHON_CELLS:
                 return
             source = body
@@ -232,7 +232,7 @@ class _Reader:
                 out.append(text)
                 continue
             if found is not None:
-                self.lines.append(Line(Place(number, first + index), found["text"].strip()))
+                self.lines.append(MagicLine(Place(number, first + index), found["text"].strip()))
             indent = text[: len(text) - len(text.lstrip())]
             out.append(f"{indent}{(found and found['target']) or ''}None")
         return "\n".join(out)
@@ -241,7 +241,7 @@ class _Reader:
         if isinstance(node, ast.Import | ast.ImportFrom):
             self._import(place, node)
         elif isinstance(node, ast.Call):
-            self.calls.append(Call(place, self._dotted(node.func), node))
+            self.calls.append(CallSite(place, self._dotted(node.func), node))
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Attribute | ast.Subscript):

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jupyter_detllm.core.options import option_name
-from jupyter_detllm.doctor.code import MISSING, OPAQUE, Code, Line, Place
+from jupyter_detllm.doctor.code import MISSING, OPAQUE, Code, MagicLine, Place
 
 __all__ = [
     "ENGINE_CALLS",
     "Given",
-    "Sampling",
+    "SamplingUse",
     "given_options",
     "is_truthy",
     "models_named",
@@ -41,7 +41,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingUse:
     """One place that sets sampling parameters.
 
     Attributes
@@ -119,7 +119,7 @@ def models_named(code: Code) -> list[str]:
     return found
 
 
-def _engine_commands(line: Line) -> Iterator[tuple[str, list[str]]]:
+def _engine_commands(line: MagicLine) -> Iterator[tuple[str, list[str]]]:
     tokens = words(line.text)
     if tokens[:2] == ["%detllm", "use"]:
         yield "%detllm use", tokens[2:]
@@ -155,10 +155,10 @@ def _value(text: str) -> object:
         return OPAQUE if re.search(r"[${]", text) else text
 
 
-def sampling(code: Code) -> list[Sampling]:
+def sampling(code: Code) -> list[SamplingUse]:
     """Return every place that sets sampling parameters, in order."""
     found = [
-        Sampling(
+        SamplingUse(
             call.place,
             call.name.rsplit(".", 1)[-1]
             if "Sampling" in call.name
@@ -169,17 +169,17 @@ def sampling(code: Code) -> list[Sampling]:
         for call in code.calls_to(*_SAMPLING_CALLS)
     ]
     found += [
-        Sampling(call.place, "generate(do_sample=True)", call.keyword("temperature"), MISSING)
+        SamplingUse(call.place, "generate(do_sample=True)", call.keyword("temperature"), MISSING)
         for call in code.calls
         if call.name.endswith(".generate") and call.keyword("do_sample") is True
     ]
     found += [
-        Sampling(c.place, "det.generate", c.keyword("temperature"), c.keyword("seed"), ours=True)
+        SamplingUse(c.place, "det.generate", c.keyword("temperature"), c.keyword("seed"), ours=True)
         for c in code.calls_to("jupyter_detllm.generate")
     ]
     for line in code.magics("%%detgen"):
         options = dict(_command_options(words(line.text)))
         temperature = options.get("temperature", MISSING)
         seed = options.get("seed", MISSING)
-        found.append(Sampling(line.place, "%%detgen", temperature, seed, ours=True))
+        found.append(SamplingUse(line.place, "%%detgen", temperature, seed, ours=True))
     return sorted(found, key=lambda item: item.place)

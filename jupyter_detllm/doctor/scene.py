@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Finding",
+    "KindOutcome",
     "Live",
     "ModelConfig",
-    "Outcome",
     "Scene",
     "Severity",
     "code_of_cells",
@@ -84,7 +84,7 @@ class Finding:
     where: str = ""
 
 
-class Outcome(StrEnum):
+class KindOutcome(StrEnum):
     """The outcome of one kind."""
 
     FOUND = "found"
@@ -329,15 +329,12 @@ def _text_of(path: Path) -> str | None:
 
 def _kernels() -> dict[str, str]:
     """Return the interpreter that each installed kernel starts, as Jupyter finds them."""
-    from jupyter_detllm.export.kernelspec import kernel_folders
+    from jupyter_detllm.export.kernelspec import kernel_folders, read_kernel_file
 
     found: dict[str, str] = {}
     for folder in kernel_folders():
         for path in sorted(folder.glob("*/kernel.json")):
-            try:
-                argv = json.loads(_text_of(path) or "{}").get("argv")
-            except (ValueError, AttributeError, RecursionError):
-                continue  # Jupyter cannot read it either
+            argv = read_kernel_file(path).get("argv")
             if isinstance(argv, list) and argv:
                 found.setdefault(path.parent.name, str(argv[0]))
     if importlib.util.find_spec("ipykernel") is not None:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from importlib import import_module
 
 from jupyter_detllm.doctor.code import Code
-from jupyter_detllm.doctor.scene import Finding, Outcome, Scene, Severity
+from jupyter_detllm.doctor.scene import Finding, KindOutcome, Scene, Severity
 from jupyter_detllm.probes.platform import Platform
 
 __all__ = ["ALWAYS", "KINDS", "DoctorReport", "Kind", "KindResult", "Needs", "Subject", "examine"]
@@ -155,7 +155,7 @@ class KindResult:
 
     kind: Kind
     subject: str
-    outcome: Outcome
+    outcome: KindOutcome
     findings: tuple[Finding, ...] = ()
 
 
@@ -179,7 +179,7 @@ class DoctorReport:
         """1 with anything wrong or at risk, else 3 with anything unknown, else 0."""
         if self.count(Severity.WRONG) or self.count(Severity.RISK):
             return 1
-        unknown = any(result.outcome is Outcome.UNKNOWN for result in self.results)
+        unknown = any(result.outcome is KindOutcome.UNKNOWN for result in self.results)
         return 3 if unknown or self.count(Severity.UNKNOWN) else 0
 
 
@@ -202,9 +202,13 @@ def _result_of(kind: Kind, scene: Scene) -> KindResult:
     code = Code() if kind.subject is Subject.MACHINE else scene.code
     found = kind.look(scene)
     if found is None:
-        return KindResult(kind, code.label, Outcome.NOT_LOOKED_AT)
+        return KindResult(kind, code.label, KindOutcome.NOT_LOOKED_AT)
     if not found:
         # What stands in a cell that could not be parsed nobody knows.
-        return KindResult(kind, code.label, Outcome.UNKNOWN if code.unparsed else Outcome.OK)
+        return KindResult(
+            kind, code.label, KindOutcome.UNKNOWN if code.unparsed else KindOutcome.OK
+        )
     unknown = all(item.severity is Severity.UNKNOWN for item in found)
-    return KindResult(kind, code.label, Outcome.UNKNOWN if unknown else Outcome.FOUND, found)
+    return KindResult(
+        kind, code.label, KindOutcome.UNKNOWN if unknown else KindOutcome.FOUND, found
+    )

@@ -34,6 +34,7 @@ __all__ = [
     "install_kernel",
     "kernel_folders",
     "kernelspec",
+    "read_kernel_file",
     "remove_kernel",
 ]
 
@@ -258,7 +259,7 @@ def remove_kernel(name: str, folders: Sequence[Path] | None = None) -> tuple[Ins
 
 def _read(folder: Path) -> InstalledKernel | None:
     """Return the kernelspec in `folder` if it has this package's mark."""
-    data = _load(folder / "kernel.json")
+    data = read_kernel_file(folder / "kernel.json")
     metadata, environ, argv = data.get("metadata"), data.get("env"), data.get("argv")
     ours = metadata.get(_KEY) if isinstance(metadata, dict) else None
     if not (isinstance(ours, dict) and ours.get("schema") == KERNELSPEC_SCHEMA):
@@ -276,11 +277,12 @@ def _read(folder: Path) -> InstalledKernel | None:
     )
 
 
-def _load(path: Path) -> dict[str, object]:
+def read_kernel_file(path: Path) -> dict[str, object]:
+    """Return the contents of a ``kernel.json``, {} for what Jupyter cannot read either."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             return {}
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return {}  # no kernelspec, or one that Jupyter cannot read either
+        return {}
     return data if isinstance(data, dict) else {}

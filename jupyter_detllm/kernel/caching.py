@@ -72,13 +72,13 @@ def through_cache(
 
 def _count(report: CacheReport) -> None:
     """Count the cache's work for `%detllm metrics`."""
-    from jupyter_detllm.metering.measures import Event, count
+    from jupyter_detllm.metering.measures import CacheEvent, count
 
     missed = len(report.mismatches)
-    count(Event.CACHE_HIT, report.hits)
-    count(Event.CACHE_MISS, report.generated - report.verified)
-    count(Event.CACHE_VERIFIED, report.verified - missed)
-    count(Event.CACHE_MISMATCH, missed)
+    count(CacheEvent.CACHE_HIT, report.hits)
+    count(CacheEvent.CACHE_MISS, report.generated - report.verified)
+    count(CacheEvent.CACHE_VERIFIED, report.verified - missed)
+    count(CacheEvent.CACHE_MISMATCH, missed)
 
 
 _stores: dict[tuple[str, int], TextStore] = {}

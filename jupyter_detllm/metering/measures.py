@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import accumulate
 from types import MappingProxyType
 
 from jupyter_detllm.core.canonical import Json
@@ -18,8 +19,8 @@ from jupyter_detllm.engines.base import RunStats, Timings, seconds_of
 from jupyter_detllm.probes.hardware import MemoryUse
 
 __all__ = [
+    "CacheEvent",
     "CellMetrics",
-    "Event",
     "Latency",
     "Measures",
     "Metrics",
@@ -76,17 +77,17 @@ class Measures:
     @property
     def request(self) -> Latency:
         """Per completion: from its submission to the engine to its last token."""
-        return _of_values(self.stats.timings.completions)
+        return _latency((value, 1) for value in self.stats.timings.completions)
 
     @property
     def first_token(self) -> Latency:
         """Per completion: to its first token."""
-        return _of_values(self.stats.timings.first_tokens)
+        return _latency((value, 1) for value in self.stats.timings.first_tokens)
 
     @property
     def token(self) -> Latency:
         """Per token: from the previous token of the same completion."""
-        return _of_buckets(self.stats.timings.gaps)
+        return _latency((seconds_of(bucket), n) for bucket, n in self.stats.timings.gaps)
 
     def to_json(self) -> dict[str, Json]:
         """Return the figures by name; null for unknown ones."""
@@ -124,35 +125,20 @@ def _memory(use: MemoryUse) -> Json:
     }
 
 
-def _rank(count: int, share: float) -> int:
-    """Return the rank, from 1, of a percentile among `count` sorted values (nearest rank)."""
-    return max(1, math.ceil(share * count))
-
-
-def _of_values(values: Sequence[float]) -> Latency:
-    if not values:
-        return Latency()
-    ordered = sorted(values)
-    count = len(ordered)
-    return Latency(ordered[_rank(count, 0.5) - 1], ordered[_rank(count, 0.99) - 1], count)
-
-
-def _of_buckets(pairs: Sequence[tuple[int, int]]) -> Latency:
-    count = sum(times for _, times in pairs)
+def _latency(pairs: Iterable[tuple[float, int]]) -> Latency:
+    """Return the percentiles of times in seconds, each with how often it occurred."""
+    ordered = sorted(pairs)
+    count = sum(times for _, times in ordered)
     if not count:
         return Latency()
-    return Latency(
-        _in_bucket(pairs, _rank(count, 0.5)), _in_bucket(pairs, _rank(count, 0.99)), count
-    )
+    return Latency(_percentile(ordered, count, 0.5), _percentile(ordered, count, 0.99), count)
 
 
-def _in_bucket(pairs: Sequence[tuple[int, int]], rank: int) -> float:
-    seen = 0
-    for bucket, times in pairs:
-        seen += times
-        if seen >= rank:
-            return seconds_of(bucket)
-    raise AssertionError("the rank is within the count")
+def _percentile(ordered: Sequence[tuple[float, int]], count: int, share: float) -> float:
+    """Return the value at the nearest rank, from 1, among `count` sorted values."""
+    rank = max(1, math.ceil(share * count))
+    reached = accumulate(times for _, times in ordered)
+    return next(value for (value, _), seen in zip(ordered, reached, strict=True) if seen >= rank)
 
 
 def measure(
@@ -196,14 +182,10 @@ def _sum(stats: Sequence[RunStats]) -> RunStats:
         timings=Timings(
             tuple(value for one in stats for value in one.timings.completions),
             tuple(value for one in stats for value in one.timings.first_tokens),
-            _pairs(gaps),
+            tuple(sorted(gaps.items())),
             sources,
         ),
     )
-
-
-def _pairs(counts: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
-    return tuple(sorted(counts.items()))
 
 
 def _largest(uses: Sequence[MemoryUse | None]) -> MemoryUse | None:
@@ -277,14 +259,14 @@ class Metrics:
     cells
         The latest runs of stamped cells, oldest first.
     events
-        Other counts of this process (`Event`).
+        Other counts of this process (`CacheEvent`).
     thresholds
         The thresholds that the user has set.
     """
 
     kernel: Measures = field(default_factory=Measures)
     cells: tuple[CellMetrics, ...] = ()
-    events: Mapping[Event, int] = field(default_factory=dict)
+    events: Mapping[CacheEvent, int] = field(default_factory=dict)
     thresholds: Thresholds = field(default_factory=Thresholds)
 
     @property
@@ -343,7 +325,7 @@ class MetricsLog:
         return Metrics(self._kernel, tuple(self._cells), counts(), self.thresholds())
 
 
-class Event(StrEnum):
+class CacheEvent(StrEnum):
     """Events that are counted, per request."""
 
     CACHE_HIT = "cache_hits"
@@ -355,16 +337,16 @@ class Event(StrEnum):
 
 
 _counts_lock = threading.Lock()
-_counts: Counter[Event] = Counter()
+_counts: Counter[CacheEvent] = Counter()
 
 
-def count(event: Event, times: int = 1) -> None:
+def count(event: CacheEvent, times: int = 1) -> None:
     """Count an event; safe from any thread."""
     with _counts_lock:
         _counts[event] += times
 
 
-def counts() -> Mapping[Event, int]:
+def counts() -> Mapping[CacheEvent, int]:
     """Return how often each event happened in this process so far."""
     with _counts_lock:
-        return MappingProxyType({event: _counts[event] for event in Event})
+        return MappingProxyType({event: _counts[event] for event in CacheEvent})

@@ -37,9 +37,9 @@ from jupyter_detllm.verify.update import WriteResult, write_notebook
 
 __all__ = [
     "PROMOTED",
-    "Finding",
-    "Findings",
-    "Settings",
+    "CellFinding",
+    "NotebookFindings",
+    "PluginOptions",
     "Verifier",
     "field_lines",
     "labelled",
@@ -48,7 +48,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PluginOptions:
     """The options, as `pytest --help` describes them.
 
     Attributes
@@ -79,7 +79,7 @@ class Settings:
     max_tokens_total: int | None
 
     @classmethod
-    def of(cls, config: pytest.Config) -> Settings:
+    def of(cls, config: pytest.Config) -> PluginOptions:
         """Read the options of a run.
 
         Raises
@@ -155,7 +155,7 @@ PROMOTED = frozenset({ChangeKind.ADDED, ChangeKind.REPLACED})
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CellFinding:
     """The result of a run for one cell.
 
     Attributes
@@ -181,7 +181,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class NotebookFindings:
     """The result of a run for one notebook.
 
     Attributes
@@ -197,7 +197,7 @@ class Findings:
         Whether fingerprints of two runs were there to compare.
     """
 
-    cells: Mapping[int, Finding] = field(default_factory=dict)
+    cells: Mapping[int, CellFinding] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     fields: tuple[FieldDiff, ...] = ()
     compared: bool = False
@@ -214,7 +214,7 @@ def findings_of(
     path: str,
     mode: Mode,
     changes: Mapping[str, ChangeKind] | None = None,
-) -> Findings:
+) -> NotebookFindings:
     """Return the findings about a notebook.
 
     Parameters
@@ -236,14 +236,14 @@ def findings_of(
     problems = tuple(_own_options(visible(problem)) for problem in report.problems)
     kept = [cell for cell in report.cells if kinds.get(cell.view.label) not in PROMOTED]
     counted = [cell for cell in kept if not cell.skipped]
-    return Findings(cells, problems, _fields(counted), any(map(_two_runs, counted)))
+    return NotebookFindings(cells, problems, _fields(counted), any(map(_two_runs, counted)))
 
 
-def _finding(cell: CellReport, path: str, mode: Mode, change: ChangeKind | None) -> Finding:
+def _finding(cell: CellReport, path: str, mode: Mode, change: ChangeKind | None) -> CellFinding:
     heading, *rest = explain(cell, path, mode)
     lines = [_heading(cell, heading.text), *(labelled(line.label, line.text) for line in rest)]
     reason = "; ".join(clip(visible(text), _WIDTH) for text in cell.outcome.reasons[:3])
-    return Finding(
+    return CellFinding(
         verdict=cell.verdict,
         standing=cell.standing,
         policy=f"{cell.policy} ({cell.policy_from})",
@@ -314,7 +314,7 @@ def field_lines(fields: tuple[FieldDiff, ...], most: int = 4) -> list[str]:
     return lines
 
 
-_CUT_SHORT = Findings(problems=("not run: the verification was cut short",))
+_CUT_SHORT = NotebookFindings(problems=("not run: the verification was cut short",))
 
 
 class Verifier:
@@ -333,11 +333,11 @@ class Verifier:
         Whether the user interrupted a replay; what it had done is kept.
     """
 
-    def __init__(self, settings: Settings, start: Path) -> None:
+    def __init__(self, settings: PluginOptions, start: Path) -> None:
         self.settings = settings
         self.start = start
         self.interrupted = False
-        self._found: dict[Path, Findings] = {}
+        self._found: dict[Path, NotebookFindings] = {}
 
     def shown(self, path: Path) -> str:
         """Return a path as commands typed in the start folder take it."""
@@ -346,7 +346,7 @@ class Verifier:
         except ValueError:
             return os.fspath(path)
 
-    def findings(self, path: Path, selected: Callable[[], Sequence[Path]]) -> Findings:
+    def findings(self, path: Path, selected: Callable[[], Sequence[Path]]) -> NotebookFindings:
         """Return what is found about a notebook.
 
         Parameters

@@ -19,9 +19,9 @@ from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.errors import DetLLMError, NotebookError
 from jupyter_detllm.pytest_plugin.run import (
     PROMOTED,
-    Finding,
-    Findings,
-    Settings,
+    CellFinding,
+    NotebookFindings,
+    PluginOptions,
     Verifier,
     field_lines,
     labelled,
@@ -32,7 +32,7 @@ from jupyter_detllm.render.visible import clip, visible
 from jupyter_detllm.verify.report import Mode, Standing
 from jupyter_detllm.verify.sources import read_file
 
-__all__ = ["CellItem", "FingerprintItem", "Notebook", "NotebookItem", "Session", "start"]
+__all__ = ["CellItem", "FingerprintItem", "Notebook", "NotebookItem", "PluginHooks", "start"]
 
 _KEY = "detllm"
 
@@ -46,18 +46,18 @@ def start(config: pytest.Config) -> None:
         When an option does not fit.
     """
     try:
-        settings = Settings.of(config)
+        settings = PluginOptions.of(config)
     except DetLLMError as error:
         raise pytest.UsageError(str(error)) from None
     verifier = Verifier(settings, config.invocation_params.dir)
     config.stash[VERIFIER] = verifier
-    config.pluginmanager.register(Session(settings, verifier), "detllm-session")
+    config.pluginmanager.register(PluginHooks(settings, verifier), "detllm-session")
 
 
-class Session:
+class PluginHooks:
     """The hooks. Notes about items travel with their reports, also from xdist's workers."""
 
-    def __init__(self, settings: Settings, verifier: Verifier) -> None:
+    def __init__(self, settings: PluginOptions, verifier: Verifier) -> None:
         self._settings = settings
         self._verifier = verifier
         self._notes: dict[str, dict[str, Any]] = {}
@@ -248,7 +248,7 @@ class NotebookItem(pytest.Item):
         meant = isinstance(excinfo.value, (pytest.fail.Exception, DetLLMError))
         return super().repr_failure(excinfo, style="value" if meant else None)
 
-    def verified(self) -> Findings:
+    def verified(self) -> NotebookFindings:
         """Return what is found about the notebook; the first to ask has it verified."""
         if self.skipped:
             pytest.skip("tagged detllm-skip: not verified")
@@ -280,7 +280,7 @@ class CellItem(NotebookItem):
         self.tell("policy", finding.policy)
         self._conclude(finding, findings.problems)
 
-    def _missing(self, findings: Findings) -> tuple[str, ...]:
+    def _missing(self, findings: NotebookFindings) -> tuple[str, ...]:
         problems = findings.problems or ("the notebook was changed since it was collected",)
         self.note["verdict"] = Verdict.ERROR.value
         self.tell("verdict", Verdict.ERROR.value)
@@ -290,7 +290,7 @@ class CellItem(NotebookItem):
             *(labelled("why", problem) for problem in problems[:6]),
         )
 
-    def _conclude(self, finding: Finding, problems: tuple[str, ...]) -> None:
+    def _conclude(self, finding: CellFinding, problems: tuple[str, ...]) -> None:
         settings, standing = self._verifier.settings, finding.standing
         if standing is Standing.ACCEPTED:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from jupyter_detllm.core.canonical import Json
-from jupyter_detllm.doctor.scene import Finding, Outcome, Severity
+from jupyter_detllm.doctor.scene import Finding, KindOutcome, Severity
 from jupyter_detllm.doctor.table import DoctorReport, KindResult
 from jupyter_detllm.render.visible import visible
 
@@ -22,14 +22,14 @@ def doctor_text(report: DoctorReport) -> str:
         lines += _finding(result, item)
     if lines:
         lines.append("")
-    lines += _names(report, Outcome.OK, "nothing found")
-    silent = [r for r in report.results if r.outcome is Outcome.UNKNOWN and not r.findings]
+    lines += _names(report, KindOutcome.OK, "nothing found")
+    silent = [r for r in report.results if r.outcome is KindOutcome.UNKNOWN and not r.findings]
     if silent:
         names = ", ".join(dict.fromkeys(result.kind.name for result in silent))
         lines.append(f"unknown, for the cells that cannot be parsed: {names}")
     needs: dict[str, list[str]] = {}
     for result in report.results:
-        if result.outcome is Outcome.NOT_LOOKED_AT:
+        if result.outcome is KindOutcome.NOT_LOOKED_AT:
             needs.setdefault(result.kind.needs.text, []).append(result.kind.name)
     for need, names_of in needs.items():
         lines.append(f"not checked without {need}: {', '.join(dict.fromkeys(names_of))}")
@@ -45,7 +45,7 @@ def _finding(result: KindResult, item: Finding) -> list[str]:
     return [head, f"  {visible(item.evidence)}", f"  fix: {visible(item.fix)}"]
 
 
-def _names(report: DoctorReport, outcome: Outcome, title: str) -> list[str]:
+def _names(report: DoctorReport, outcome: KindOutcome, title: str) -> list[str]:
     names = dict.fromkeys(r.kind.name for r in report.results if r.outcome is outcome)
     found = {r.kind.name for r in report.results if r.findings}
     fine = [name for name in names if name not in found]

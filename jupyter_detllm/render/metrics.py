@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jupyter_detllm.metering.measures import (
+    CacheEvent,
     CellMetrics,
-    Event,
     Latency,
     Measures,
     Metrics,
@@ -100,9 +100,9 @@ def _result_cache(metrics: Metrics) -> str:
     hits = metrics.kernel.cache_hits
     text = f"{hits} request{'' if hits == 1 else 's'} answered from it"
     names = {
-        Event.CACHE_MISS: "not found",
-        Event.CACHE_VERIFIED: "generated again and equal",
-        Event.CACHE_MISMATCH: "GENERATED AGAIN AND NOT EQUAL",
+        CacheEvent.CACHE_MISS: "not found",
+        CacheEvent.CACHE_VERIFIED: "generated again and equal",
+        CacheEvent.CACHE_MISMATCH: "GENERATED AGAIN AND NOT EQUAL",
     }
     found = [f"{n} {names[e]}" for e, n in metrics.events.items() if n and e in names]
     return ", ".join([text, *found])

@@ -21,7 +21,7 @@ __all__ = [
     "SERVER_FILE",
     "App",
     "Receive",
-    "Record",
+    "RecordRoute",
     "Scope",
     "Send",
     "read_object",
@@ -38,7 +38,7 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Record:
+class RecordRoute:
     """ASGI middleware that answers ``GET /detllm``."""
 
     def __init__(self, app: App) -> None:

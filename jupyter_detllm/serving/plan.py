@@ -40,7 +40,7 @@ __all__ = [
     "MIDDLEWARE",
     "SERVE",
     "CacheSettings",
-    "Place",
+    "ListenAddress",
     "ServePlan",
     "flags",
     "given_options",
@@ -121,7 +121,7 @@ def flags(options: Mapping[str, object]) -> list[str]:
 SERVE = "serve"
 """The engine's name in the table of controls."""
 
-MIDDLEWARE = "jupyter_detllm.serving.middleware.Record"
+MIDDLEWARE = "jupyter_detllm.serving.middleware.RecordRoute"
 CACHE_MIDDLEWARE = "jupyter_detllm.serving.answers.AnswerCache"
 _PLUGIN = "detllm_invariance"
 _PLUGINS = "VLLM_PLUGINS"
@@ -136,7 +136,7 @@ _NOT_FOR_SERVERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ListenAddress:
     """Where a server listens."""
 
     host: str
@@ -185,7 +185,7 @@ class ServePlan:
         Where answers are kept; None where each request is generated.
     """
 
-    place: Place
+    place: ListenAddress
     model: ResolvedModel
     served: str
     level: Level
@@ -205,7 +205,7 @@ class ServePlan:
 
 
 def _command(
-    model: ResolvedModel, place: Place, options: Sequence[str], middleware: Sequence[str]
+    model: ResolvedModel, place: ListenAddress, options: Sequence[str], middleware: Sequence[str]
 ) -> tuple[str, ...]:
     launch = ("-P", "-m", "jupyter_detllm.serving.launch", "serve", model.path_or_id)
     inside = (word for name in middleware for word in ("--middleware", name))
@@ -217,7 +217,7 @@ def plan_server(
     model: ResolvedModel,
     level: Level,
     words: Sequence[str],
-    place: Place,
+    place: ListenAddress,
     *,
     seed: int,
     environ: Mapping[str, str],
@@ -327,7 +327,7 @@ def _options(
     if method.sequential:
         needed = {**needed, "max_num_seqs": 1}
     caches = chosen.get("enable_prefix_caching") and not needed.get("enable_prefix_caching")
-    if caches or _more_than_one(chosen, method):
+    if caches or (method.sequential and chosen.get("max_num_seqs", 1) != 1):
         name = "enable_prefix_caching" if caches else "max_num_seqs"
         raise UsageError(
             f"the level invariant does not allow {option_flag(name)} "
@@ -335,10 +335,6 @@ def _options(
             fix="leave the option out, or --level seeded",
         )
     return {**added, **needed}
-
-
-def _more_than_one(chosen: Mapping[str, object], method: Method) -> bool:
-    return method.sequential and chosen.get("max_num_seqs", 1) != 1
 
 
 class _Anything(dict[str, type]):

@@ -25,8 +25,8 @@ from jupyter_detllm.engines.base import VLLM_SERVER, EngineSpec
 from jupyter_detllm.engines.start import start_engine
 from jupyter_detllm.errors import EngineStartError, UsageError
 from jupyter_detllm.invariance.base import WORKER_FILE
-from jupyter_detllm.serving.middleware import NOTICES_FILE, SERVER_FILE
-from jupyter_detllm.serving.plan import Place, ServePlan
+from jupyter_detllm.serving.middleware import NOTICES_FILE, SERVER_FILE, read_object
+from jupyter_detllm.serving.plan import ListenAddress, ServePlan
 from jupyter_detllm.verify.kernels import ended_how, last_lines
 
 __all__ = ["Server", "free_place", "proven", "started"]
@@ -37,7 +37,7 @@ _END_SECONDS = 30.0
 _PR_SET_PDEATHSIG = 1
 
 
-def free_place(host: str, port: int) -> Place:
+def free_place(host: str, port: int) -> ListenAddress:
     """Return where to listen; port 0 is any that is free.
 
     Raises
@@ -56,7 +56,7 @@ def free_place(host: str, port: int) -> Place:
                 f"nothing can listen on {host}:{port} ({reason.lower()})",
                 fix="--port 0 takes one that is free",
             ) from None
-        return Place(host, int(probe.getsockname()[1]))
+        return ListenAddress(host, int(probe.getsockname()[1]))
 
 
 class Server:
@@ -112,10 +112,7 @@ class Server:
 
     def _check_method(self) -> None:
         wanted = self.plan.method.name if self.plan.method else "off"
-        try:
-            found = json.loads((self._state / WORKER_FILE).read_bytes())["method"]
-        except (OSError, ValueError, KeyError):
-            found = "nothing"
+        found = (read_object(self._state / WORKER_FILE) or {}).get("method", "nothing")
         if found != wanted:
             raise EngineStartError(
                 f"the server's worker reports {found} where the method {wanted} was asked for",

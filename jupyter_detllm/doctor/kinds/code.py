@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.doctor.code import MISSING, OPAQUE, Call, Code, Place, ends_in
-from jupyter_detllm.doctor.options import Sampling, sampling, uses_detllm, words
+from jupyter_detllm.doctor.code import MISSING, OPAQUE, CallSite, Code, Place, ends_in
+from jupyter_detllm.doctor.options import SamplingUse, sampling, uses_detllm, words
 from jupyter_detllm.doctor.scene import Finding, Scene, Severity
 
 __all__ = [
@@ -139,7 +139,7 @@ def find_worker_seeding(scene: Scene) -> Iterator[Finding]:
             yield Finding(Severity.RISK, evidence, _CHILD_FIX, str(call.place))
 
 
-def _loader(call: Call) -> Iterator[Finding]:
+def _loader(call: CallSite) -> Iterator[Finding]:
     workers = call.keyword("num_workers")
     seeded = (
         call.keyword("worker_init_fn") is not MISSING or call.keyword("generator") is not MISSING
@@ -178,7 +178,7 @@ def find_temperature_zero(scene: Scene) -> Iterator[Finding]:
         yield _greedy_finding(ours, Severity.NOTE)
 
 
-def _greedy_finding(item: Sampling, severity: Severity) -> Finding:
+def _greedy_finding(item: SamplingUse, severity: Severity) -> Finding:
     return Finding(severity, f"{item.what}: {_GREEDY_WHY}", _GREEDY_FIX, str(item.place))
 
 
@@ -208,7 +208,7 @@ def find_unseeded_sampling(scene: Scene) -> Iterator[Finding]:
         yield _unseeded_finding(item)
 
 
-def _unseeded_finding(item: Sampling) -> Finding:
+def _unseeded_finding(item: SamplingUse) -> Finding:
     fix = "seed=0, with a different seed for each request; or %%detgen, which derives one for each"
     if item.what.startswith("generate("):
         fix = "transformers.set_seed(0) before it"
@@ -233,7 +233,7 @@ def find_training_mode(scene: Scene) -> Iterator[Finding]:
 
 
 def _training_in_code(code: Code) -> Iterator[Finding]:
-    training: dict[str, Call] = {}
+    training: dict[str, CallSite] = {}
     for call in code.calls:
         model, _, method = call.name.rpartition(".")
         if method == "train" and model:

@@ -165,7 +165,7 @@ _FLAGS = {
     "beam_size": _BEAMS,
     "disable_log_requests": "leave it out: requests are not logged unless that is enabled",
 }
-# Tools set TOKENIZERS_PARALLELISM for speed.
+# Tools set TOKENIZERS_PARALLELISM, for speed.
 _UNKNOWN_VARIABLES = {row.name: row for row in NO_EFFECT if row.name != "TOKENIZERS_PARALLELISM"}
 
 

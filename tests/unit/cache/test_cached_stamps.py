@@ -15,7 +15,7 @@ from jupyter_detllm.core.stamp import content_digest, read_stamp, reference_json
 from jupyter_detllm.core.verdict import Policy, Verdict, decide, facts_of
 from jupyter_detllm.errors import StampError
 from jupyter_detllm.kernel.live import compare_live
-from jupyter_detllm.pytest_plugin.run import Settings, Verifier
+from jupyter_detllm.pytest_plugin.run import PluginOptions, Verifier
 from jupyter_detllm.verify.compare import compare_paths
 from jupyter_detllm.verify.report import Mode, NotebookReport, Standing
 from jupyter_detllm.verify.service import check_notebook, check_paths
@@ -136,7 +136,7 @@ def test_the_live_check_says_it() -> None:
 def test_pytest_items_are_not_green(tmp_path: Path) -> None:
     path = save(tmp_path / "a.ipynb", rerun_from_cache())
     accept: frozenset[Standing] = frozenset()
-    settings = Settings(Mode.CHECK, None, None, accept, False, None, 60, 60, (), None)
+    settings = PluginOptions(Mode.CHECK, None, None, accept, False, None, 60, 60, (), None)
     verifier = Verifier(settings, tmp_path)
     found = verifier.findings(path, lambda: [path])
     fresh = save(tmp_path / "b.ipynb", with_actual(rerun_from_cache(), 1, replace(FRESH)))

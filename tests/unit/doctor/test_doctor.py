@@ -19,7 +19,7 @@ from jupyter_detllm.cli import main
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.doctor.code import OPAQUE, read_code
 from jupyter_detllm.doctor.options import given_options, models_named
-from jupyter_detllm.doctor.scene import Finding, Outcome, Severity, scenes_of, world
+from jupyter_detllm.doctor.scene import Finding, KindOutcome, Severity, scenes_of, world
 from jupyter_detllm.doctor.table import KINDS, DoctorReport, KindResult, examine
 from jupyter_detllm.errors import ModelError
 from jupyter_detllm.kernel.commands import models_in_training
@@ -208,7 +208,7 @@ def test_each_notebook_is_looked_at_and_the_machine_once(quiet: Path) -> None:
 )
 def test_exit_codes(severities: list[Severity], code: int) -> None:
     found = tuple(Finding(severity, "e", "m") for severity in severities)
-    result = KindResult(KINDS[0], "", Outcome.FOUND if found else Outcome.OK, found)
+    result = KindResult(KINDS[0], "", KindOutcome.FOUND if found else KindOutcome.OK, found)
     report = DoctorReport((result,))
     assert report.exit_code == code
     assert f"(exit code {code})" in doctor_text(report)
@@ -218,7 +218,7 @@ def test_exit_codes(severities: list[Severity], code: int) -> None:
 def test_a_cell_that_cannot_be_parsed_makes_silence_unknown(quiet: Path) -> None:
     report = examine(scenes_of(world(os.environ), [write(quiet / "a.ipynb", "def :")]))
     outcomes = {result.kind.name: result.outcome for result in report.results}
-    assert outcomes["unseeded_sampling"] is outcomes["unread_code"] is Outcome.UNKNOWN
+    assert outcomes["unseeded_sampling"] is outcomes["unread_code"] is KindOutcome.UNKNOWN
     assert report.exit_code == 3
     assert "unknown, for the cells that cannot be parsed: late_controls, " in doctor_text(report)
 

@@ -47,8 +47,8 @@ from jupyter_detllm.kernel.session import Session, SessionSettings
 from jupyter_detllm.kernel.stamping import Recorder, StampRecord
 from jupyter_detllm.metering import measures
 from jupyter_detllm.metering.measures import (
+    CacheEvent,
     CellMetrics,
-    Event,
     Measures,
     Metrics,
     MetricsLog,
@@ -259,10 +259,10 @@ def process() -> Iterator[None]:
 
 
 def test_events_are_counted(counted: None) -> None:
-    count(Event.CACHE_MISS, 2)
-    count(Event.CACHE_MISS)
-    assert counts()[Event.CACHE_MISS] == 3
-    assert set(counts()) == set(Event)
+    count(CacheEvent.CACHE_MISS, 2)
+    count(CacheEvent.CACHE_MISS)
+    assert counts()[CacheEvent.CACHE_MISS] == 3
+    assert set(counts()) == set(CacheEvent)
 
 
 def test_the_result_cache_reports(
@@ -281,10 +281,10 @@ def test_the_result_cache_reports(
         session.keep(emitted)
     found = session.metrics.figures()
     assert dict(found.events) == {
-        Event.CACHE_HIT: 1,
-        Event.CACHE_MISS: 1,
-        Event.CACHE_VERIFIED: 1,
-        Event.CACHE_MISMATCH: 0,
+        CacheEvent.CACHE_HIT: 1,
+        CacheEvent.CACHE_MISS: 1,
+        CacheEvent.CACHE_VERIFIED: 1,
+        CacheEvent.CACHE_MISMATCH: 0,
     }
     assert [cell.measures.cache_hits for cell in found.cells] == [0, 1, 0]
     assert found.cells[1].measures.tokens_per_second is None
@@ -318,7 +318,7 @@ def test_json_holds_every_figure() -> None:
     assert found["kernel"]["request_latency"] == {"p50_ms": 1250.0, "p99_ms": 2250.0, "count": 3}
     assert found["kernel"]["measured_by"] == "steps"
     assert [cell["crossed"] != [] for cell in found["cells"]] == [True] * 3
-    assert set(found["events"]) == {event.value for event in Event}
+    assert set(found["events"]) == {event.value for event in CacheEvent}
 
 
 HOSTILE = '"><script>alert(1)</script>\x1b[31m\u202e'

@@ -21,17 +21,17 @@ from jupyter_detllm.models import ResolvedModel
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.serving import launch
 from jupyter_detllm.serving import plan as planning
-from jupyter_detllm.serving.middleware import Record
+from jupyter_detllm.serving.middleware import RecordRoute
 from jupyter_detllm.serving.plan import (
     MIDDLEWARE,
-    Place,
+    ListenAddress,
     ServePlan,
     flags,
     given_options,
     plan_server,
 )
 
-PLACE = Place("127.0.0.1", 8123)
+PLACE = ListenAddress("127.0.0.1", 8123)
 
 
 @pytest.fixture(autouse=True)
@@ -179,10 +179,10 @@ def test_options_go_both_ways() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.1"])  # noqa: S104
 def test_a_server_for_all_is_spoken_to_from_here(host: str) -> None:
-    assert Place(host, 5).url in {"http://127.0.0.1:5", "http://[::1]:5"}
+    assert ListenAddress(host, 5).url in {"http://127.0.0.1:5", "http://[::1]:5"}
 
 
-def called(app: Record, path: str) -> list[Any]:
+def called(app: RecordRoute, path: str) -> list[Any]:
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -199,7 +199,7 @@ def test_the_middleware_answers_for_itself_alone(
         await send({"passed": scope["path"]})
 
     monkeypatch.setenv("DETLLM_SERVER_STATE", str(tmp_path))
-    app = Record(vllm)
+    app = RecordRoute(vllm)
     assert called(app, "/v1/models") == [{"passed": "/v1/models"}]
     assert called(app, "/detllm")[0]["status"] == 404
     server = {"level": "invariant", "model": {"name": "demo"}, "controls": {"controls.X": "1"}}
