@@ -5,6 +5,7 @@ Progress is a bar with the remaining time on a terminal, and plain lines elsewhe
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -17,7 +18,16 @@ from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.render.visible import clip, visible
 
-__all__ = ["ProgressBar", "StepLine", "notice", "target_file", "use_color", "write", "write_json"]
+__all__ = [
+    "ProgressBar",
+    "StepLine",
+    "notice",
+    "show",
+    "target_file",
+    "use_color",
+    "write",
+    "write_json",
+]
 
 
 def write(text: str) -> None:
@@ -33,6 +43,14 @@ def write(text: str) -> None:
 def write_json(value: Json) -> None:
     """Print a result as JSON."""
     write(json.dumps(value, indent=2))
+
+
+def show(args: argparse.Namespace, value: Json, text: str) -> None:
+    """Print a result: as JSON with `--json`, else as text."""
+    if args.json:
+        write_json(value)
+    else:
+        write(text)
 
 
 def notice(text: str) -> None:

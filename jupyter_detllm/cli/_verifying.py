@@ -9,14 +9,22 @@ from pathlib import Path
 from jupyter_detllm.cli._output import use_color, write
 from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.verify.report import Report
+from jupyter_detllm.verify.report import Report, Standing, parse_accept
 
-__all__ = ["check_outputs", "deliver", "policy_of", "print_report"]
+__all__ = ["check_outputs", "deliver", "judging", "print_report"]
 
 
-def policy_of(args: argparse.Namespace) -> Policy | None:
-    """Return the policy of the command line, or None."""
-    return None if args.policy is None else Policy.parse(args.policy)
+def judging(
+    args: argparse.Namespace, inputs: Iterable[str]
+) -> tuple[Policy | None, frozenset[Standing]]:
+    """Return the policy of the command line, or None, and what is accepted.
+
+    Report files that cannot be written are refused here too, before any work is done.
+    """
+    policy = None if args.policy is None else Policy.parse(args.policy)
+    accept = parse_accept(args.accept)
+    check_outputs(args, inputs)
+    return policy, accept
 
 
 def check_outputs(args: argparse.Namespace, inputs: Iterable[str]) -> None:

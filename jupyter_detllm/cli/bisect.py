@@ -6,11 +6,13 @@ import argparse
 
 from jupyter_detllm.cli._engines import catch_termination, teller
 from jupyter_detllm.cli._options import add_json, add_quiet, add_seconds, assignment, check_seconds
-from jupyter_detllm.cli._output import write, write_json
+from jupyter_detllm.cli._output import show
+from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.notebook import read_notebook
 from jupyter_detllm.core.verdict import DEFAULT_POLICY, Policy
 from jupyter_detllm.errors import UsageError
+from jupyter_detllm.verify.plan import DEFAULT_TOKENS_TOTAL
 from jupyter_detllm.verify.sources import read_file
 
 __all__ = ["configure", "run"]
@@ -41,8 +43,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-tokens-total",
         type=int,
+        default=DEFAULT_TOKENS_TOTAL,
         metavar="N",
-        help="limit on prompt and new tokens of one run (default 200000)",
+        help=f"limit on prompt and new tokens of one run (default {DEFAULT_TOKENS_TOTAL})",
     )
     add_quiet(parser)
     add_json(parser)
@@ -56,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     options = dict(assignment("--set", text) for text in args.set)
     check_seconds(args, "timeout")
     if args.list:
-        return _list(as_json=args.json)
+        return _list(args)
     if args.notebook is None:
         raise UsageError("bisect needs a notebook", fix="jupyter detllm bisect NOTEBOOK")
     return _bisect(args, only, options)
@@ -75,41 +78,28 @@ def _bisect(args: argparse.Namespace, only: tuple[str, ...], options: dict[str, 
         args.notebook,
         cell,
         BisectOptions(
-            policy, args.model, options, only, args.all, args.timeout, _tokens_total(args)
+            policy, args.model, options, only, args.all, args.timeout, args.max_tokens_total
         ),
         say=teller(args),
     )
-    if args.json:
-        write_json(bisect_json(report))
-    else:
-        write(bisect_text(report))
+    show(args, bisect_json(report), bisect_text(report))
     return report.exit_code
 
 
-def _tokens_total(args: argparse.Namespace) -> int:
-    from jupyter_detllm.verify.plan import DEFAULT_TOKENS_TOTAL
-
-    return DEFAULT_TOKENS_TOTAL if args.max_tokens_total is None else int(args.max_tokens_total)
-
-
-def _list(*, as_json: bool) -> int:
+def _list(args: argparse.Namespace) -> int:
     from jupyter_detllm.verify.bisect_plan import SETTINGS
 
     rows = sorted(SETTINGS, key=lambda row: row.cost)
-    if as_json:
-        write_json(
-            [
-                {
-                    "name": row.name,
-                    "engines": list(row.engines),
-                    "platforms": [platform.value for platform in row.platforms],
-                    "why": row.why,
-                    "adopt": row.adopt,
-                }
-                for row in rows
-            ]
-        )
-        return 0
     columns = max(len(row.name) for row in rows)
-    write("\n".join(f"{row.name:<{columns}}  {row.why}" for row in rows))
+    value: list[Json] = [
+        {
+            "name": row.name,
+            "engines": list(row.engines),
+            "platforms": [platform.value for platform in row.platforms],
+            "why": row.why,
+            "adopt": row.adopt,
+        }
+        for row in rows
+    ]
+    show(args, value, "\n".join(f"{row.name:<{columns}}  {row.why}" for row in rows))
     return 0

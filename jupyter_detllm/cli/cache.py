@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyter_detllm.cli._options import add_json
-from jupyter_detllm.cli._output import write, write_json
+from jupyter_detllm.cli._output import show
 
 if TYPE_CHECKING:
     from jupyter_detllm.cache.store import Overview
@@ -31,12 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
     folder = Path(args.path) if args.path else None
     found = overview(folder) if args.verb == "info" else clear_cache(folder)
-    if args.json:
-        write_json(found.to_json())
-    elif args.verb == "info":
-        write("\n".join(_lines(found)))
-    else:
-        write(f"deleted: {found.results} results, {found.result_bytes:,} bytes")
+    deleted = f"deleted: {found.results} results, {found.result_bytes:,} bytes"
+    show(args, found.to_json(), "\n".join(_lines(found)) if args.verb == "info" else deleted)
     return 2 if found.problem else 0
 
 

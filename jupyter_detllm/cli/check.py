@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from jupyter_detllm.cli._options import add_notebooks, add_verifying
-from jupyter_detllm.cli._verifying import check_outputs, deliver, policy_of
-from jupyter_detllm.verify.report import parse_accept
+from jupyter_detllm.cli._verifying import deliver, judging
 from jupyter_detllm.verify.service import check_paths
 
 __all__ = ["configure", "run"]
@@ -20,6 +19,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the files, print the report and return its exit code."""
-    policy, accept = policy_of(args), parse_accept(args.accept)
-    check_outputs(args, args.notebooks)
+    policy, accept = judging(args, args.notebooks)
     return deliver(check_paths(args.notebooks, policy, accept), args)

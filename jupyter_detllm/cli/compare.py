@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 
 from jupyter_detllm.cli._options import add_verifying
-from jupyter_detllm.cli._verifying import check_outputs, deliver, policy_of
+from jupyter_detllm.cli._verifying import deliver, judging
 from jupyter_detllm.core.notebook import Which
 from jupyter_detllm.verify.compare import compare_paths
-from jupyter_detllm.verify.report import parse_accept
 
 __all__ = ["configure", "run"]
 
@@ -28,7 +27,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare the files, print the report and return its exit code."""
-    policy, accept = policy_of(args), parse_accept(args.accept)
-    check_outputs(args, (args.left, args.right))
+    policy, accept = judging(args, (args.left, args.right))
     which = Which(args.side or Which.ONE)
     return deliver(compare_paths(args.left, args.right, policy, accept, which), args)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jupyter_detllm.cli._options import add_json, add_level
-from jupyter_detllm.cli._output import write, write_json
+from jupyter_detllm.cli._output import show
 from jupyter_detllm.core.levels import Level
 
 __all__ = ["configure", "run"]
@@ -52,15 +52,12 @@ def _install(args: argparse.Namespace) -> int:
     spec = kernelspec(args.name, level=level, seed=args.seed)
     chosen = KernelLocation.USER if args.user else KernelLocation.SYS_PREFIX
     found = install_kernel(spec, args.name, Path(args.prefix) if args.prefix else chosen)
-    if args.json:
-        write_json(found.to_json())
-        return 0
     lines = [f"kernel {found.name}: {found.folder}"]
     lines += [f"  {name}={value}" for name, value in _controls(found.environ)]
     if found.folder.parent not in kernel_folders():
         lines.append("  this Python's Jupyter does not look there; that of the prefix does")
     lines.append(f"choose it in Jupyter; on the command line: rerun --kernel {found.name}")
-    write("\n".join(lines))
+    show(args, found.to_json(), "\n".join(lines))
     return 0
 
 
@@ -76,24 +73,19 @@ def _list(args: argparse.Namespace) -> int:
     from jupyter_detllm.export.kernelspec import find_kernels
 
     found = find_kernels()
-    if args.json:
-        write_json({"kernels": [kernel.to_json() for kernel in found]})
-        return 0
+    lines = []
     for kernel in found:
         level = kernel.level or "default level"
         seed = "default seed" if kernel.seed is None else f"seed {kernel.seed}"
-        write(f"{kernel.name:<20} {level}, {seed}  {kernel.python}  ({kernel.folder})")
-    if not found:
-        write("none is installed. Try: jupyter detllm kernel install")
+        lines.append(f"{kernel.name:<20} {level}, {seed}  {kernel.python}  ({kernel.folder})")
+    text = "\n".join(lines) or "none is installed. Try: jupyter detllm kernel install"
+    show(args, {"kernels": [kernel.to_json() for kernel in found]}, text)
     return 0
 
 
 def _remove(args: argparse.Namespace) -> int:
     from jupyter_detllm.export.kernelspec import remove_kernel
 
-    removed = remove_kernel(args.name)
-    if args.json:
-        write_json({"removed": [str(kernel.folder) for kernel in removed]})
-    for kernel in [] if args.json else removed:
-        write(f"removed {kernel.folder}")
+    folders = [str(kernel.folder) for kernel in remove_kernel(args.name)]
+    show(args, {"removed": [*folders]}, "\n".join(f"removed {folder}" for folder in folders))
     return 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from jupyter_detllm.cli._options import add_json
-from jupyter_detllm.cli._output import StepLine, write
+from jupyter_detllm.cli._output import StepLine, show
+from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.models import DEMO_NAME, ModelDigests, demo_folder, fetch_demo, model_digests
 from jupyter_detllm.models.demo import is_fetched
 from jupyter_detllm.models.resolve import cached_models
@@ -35,18 +35,18 @@ def run(args: argparse.Namespace) -> int:
 def _fetch(args: argparse.Namespace) -> int:
     with StepLine(f"model {args.model}") as line:
         folder = fetch_demo(progress=line)
-    _print(args, {"model": args.model, "folder": str(folder)}, [str(folder)])
+    show(args, {"model": args.model, "folder": str(folder)}, str(folder))
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
-    rows = [{"model": DEMO_NAME, "present": is_fetched(demo_folder())}]
-    rows += [{"model": name, "present": True} for name in cached_models()]
+    present = {DEMO_NAME: is_fetched(demo_folder()), **dict.fromkeys(cached_models(), True)}
+    rows: list[Json] = [{"model": name, "present": here} for name, here in present.items()]
     lines = [
-        f"{row['model']:<40} {'here' if row['present'] else 'jupyter detllm model fetch demo'}"
-        for row in rows
+        f"{name:<40} {'here' if here else 'jupyter detllm model fetch demo'}"
+        for name, here in present.items()
     ]
-    _print(args, {"models": rows}, lines)
+    show(args, {"models": rows}, "\n".join(lines))
     return 0
 
 
@@ -54,7 +54,7 @@ def _digest(args: argparse.Namespace) -> int:
     with StepLine(f"model {args.model}") as line:
         folder = str(fetch_demo(progress=line)) if args.model == DEMO_NAME else args.model
         digests = model_digests(folder, progress=line, cached=not args.no_cache)
-    _print(args, _digests_json(args.model, digests), _digest_lines(digests))
+    show(args, _digests_json(args.model, digests), "\n".join(_digest_lines(digests)))
     return 0
 
 
@@ -64,15 +64,13 @@ def _parts(digests: ModelDigests) -> dict[str, str | None]:
     return {part: None if value is None else str(value) for part, value in values.items()}
 
 
-def _digests_json(name: str, digests: ModelDigests) -> dict[str, object]:
-    files = [{"name": f.name, "size": f.size, "digest": str(f.digest)} for f in digests.files]
+def _digests_json(name: str, digests: ModelDigests) -> Json:
+    files: list[Json] = [
+        {"name": f.name, "size": f.size, "digest": str(f.digest)} for f in digests.files
+    ]
     return {"model": name, **_parts(digests), "files": files}
 
 
 def _digest_lines(digests: ModelDigests) -> list[str]:
     lines = [f"{part:<14} {value or 'none'}" for part, value in _parts(digests).items()]
     return [*lines, *(f"  {f.digest}  {f.size:>14,}  {f.name}" for f in digests.files)]
-
-
-def _print(args: argparse.Namespace, value: object, lines: list[str]) -> None:
-    write(json.dumps(value, indent=2) if args.json else "\n".join(lines))

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from jupyter_detllm.cli._engines import INTERRUPTED, add_permissions, permissions_of, working
 from jupyter_detllm.cli._options import add_notebooks, add_verifying
-from jupyter_detllm.cli._verifying import check_outputs, deliver, policy_of
+from jupyter_detllm.cli._verifying import deliver, judging
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.verify.report import parse_accept
 
 if TYPE_CHECKING:
     from jupyter_detllm.verify.engine_settings import Chooser
@@ -35,8 +34,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay the files, print the report and return its exit code, or 130."""
-    policy, accept, allowed = policy_of(args), parse_accept(args.accept), permissions_of(args)
-    check_outputs(args, args.notebooks)
+    allowed = permissions_of(args)
+    policy, accept = judging(args, args.notebooks)
     from jupyter_detllm.verify.replay import replay_paths
 
     choose = _server(args)

@@ -12,8 +12,7 @@ from jupyter_detllm.cli._options import (
     add_verifying,
     check_seconds,
 )
-from jupyter_detllm.cli._verifying import check_outputs, deliver, policy_of
-from jupyter_detllm.verify.report import parse_accept
+from jupyter_detllm.cli._verifying import deliver, judging
 
 __all__ = ["configure", "run"]
 
@@ -35,9 +34,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Execute and check the files, print the report and return its exit code."""
-    policy, accept = policy_of(args), parse_accept(args.accept)
     check_seconds(args, "cell_timeout", "startup_timeout")
-    check_outputs(args, args.notebooks)
+    policy, accept = judging(args, args.notebooks)
     catch_termination()
     from jupyter_detllm.verify.rerun import ExecutionOptions, rerun_paths
 

@@ -7,17 +7,19 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyter_detllm.cli._engines import catch_termination
+from jupyter_detllm.cli._engines import catch_termination, teller
 from jupyter_detllm.cli._options import Parser, add_json, add_level, add_quiet, add_seconds
-from jupyter_detllm.cli._output import notice, write, write_json
+from jupyter_detllm.cli._output import notice, show
+from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from jupyter_detllm.serving.plan import CacheSettings, Place, ServePlan
+    from jupyter_detllm.serving.plan import CacheSettings, ListenAddress, ServePlan
     from jupyter_detllm.serving.process import Server
 
 __all__ = ["cache_line", "cache_settings", "configure", "planned", "run"]
@@ -40,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def planned(args: argparse.Namespace, state: Path, place: Place) -> ServePlan:
+def planned(args: argparse.Namespace, state: Path, place: ListenAddress) -> ServePlan:
     """Return what a command line asks for; nothing is started.
 
     Raises
@@ -68,6 +70,7 @@ def planned(args: argparse.Namespace, state: Path, place: Place) -> ServePlan:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped; return 0, or the error that ended it."""
+    say = teller(args)
     catch_termination()
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     from jupyter_detllm.engines.start import model_identity
@@ -82,15 +85,15 @@ def run(args: argparse.Namespace) -> int:
         identity = model_identity(args.model)
         path, log = open_log()
         with log, started(plan, identity, log, path, state) as server:
-            _say(args, f"starting vllm serve; its log is {path}")
+            say(f"starting vllm serve; its log is {path}")
             _warn(args.host)
             server.wait_ready(args.start_timeout)
-            test = _shown_test(args, plan)
+            test = _shown_test(args, plan, say)
             try:
                 _tell(args, server, test)
                 code = server.wait(notice)
             except KeyboardInterrupt:
-                _say(args, "stopping the server")
+                say("stopping the server")
                 return 0
             raise EngineError(server.ended(code), fix=f"read its log, {path}")
 
@@ -102,19 +105,16 @@ def _warn(host: str) -> None:
         notice(f"everyone who reaches {host} can use it: {API_KEY_VARIABLE} is not set")
 
 
-def _say(args: argparse.Namespace, text: str) -> None:
-    if not args.quiet:
-        notice(text)
-
-
-def _shown_test(args: argparse.Namespace, plan: ServePlan) -> str | None:
+def _shown_test(
+    args: argparse.Namespace, plan: ServePlan, say: Callable[[str], None]
+) -> str | None:
     from jupyter_detllm.serving.process import proven
 
     if plan.method is None:
         return None
     if args.no_self_test:
         return "not run (--no-self-test): the level is not proven"
-    return proven(plan, lambda text: _say(args, text))
+    return proven(plan, say)
 
 
 def _tell(args: argparse.Namespace, server: Server, test: str | None) -> None:
@@ -125,31 +125,27 @@ def _tell(args: argparse.Namespace, server: Server, test: str | None) -> None:
     url = plan.place.url
     method = plan.method.name if plan.method else None
     options = flags(plan.options)
-    if args.json:
-        write_json(
-            {
-                "url": url,
-                "model": plan.served,
-                "level": plan.level.value,
-                "method": method,
-                "self_test": test or "",
-                "variables": dict(plan.set_here),
-                "options": list(options),
-                "log": str(server.log),
-                "cache": plan.cache is not None,
-            }
-        )
-    else:
-        how = f" ({method})" if method else ""
-        lines = [f"serving {plan.served} at {url}, level {plan.level}{how}"]
-        lines += [f"  self-test  {test}"] if test else []
-        lines.append(f"  variables  {' '.join(f'{n}={v}' for n, v in plan.set_here.items())}")
-        lines += [f"  options    {' '.join(options)}"] if options else []
-        lines.append(f"  log        {server.log}")
-        lines += [f"  cache      {cache_line(plan.level)}"] if plan.cache else []
-        lines.append(f"  notebook   %detllm use {url}")
-        lines.append("  stop it with Ctrl-C")
-        write("\n".join(lines))
+    value: dict[str, Json] = {
+        "url": url,
+        "model": plan.served,
+        "level": plan.level.value,
+        "method": method,
+        "self_test": test or "",
+        "variables": dict(plan.set_here),
+        "options": [*options],
+        "log": str(server.log),
+        "cache": plan.cache is not None,
+    }
+    how = f" ({method})" if method else ""
+    lines = [f"serving {plan.served} at {url}, level {plan.level}{how}"]
+    lines += [f"  self-test  {test}"] if test else []
+    lines.append(f"  variables  {' '.join(f'{n}={v}' for n, v in plan.set_here.items())}")
+    lines += [f"  options    {' '.join(options)}"] if options else []
+    lines.append(f"  log        {server.log}")
+    lines += [f"  cache      {cache_line(plan.level)}"] if plan.cache else []
+    lines.append(f"  notebook   %detllm use {url}")
+    lines.append("  stop it with Ctrl-C")
+    show(args, value, "\n".join(lines))
     sys.stdout.flush()
 
 
