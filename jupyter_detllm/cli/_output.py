@@ -21,6 +21,7 @@ from jupyter_detllm.render.visible import clip, visible
 __all__ = [
     "ProgressBar",
     "StepLine",
+    "in_folder",
     "notice",
     "show",
     "target_file",
@@ -71,14 +72,20 @@ def target_file(path: str, is_own: Callable[[Path], bool], flaw: str, expected: 
     """
     from jupyter_detllm.verify.update import check_writable
 
+    target = in_folder(path, path)
+    if target.exists() and not is_own(target):
+        raise UsageError(f"{path} exists and {flaw}", expected=expected)
+    check_writable(target)
+    return target
+
+
+def in_folder(path: str, shown: str) -> Path:
+    """Return the absolute path of a file to write; raise `UsageError` where it cannot be one."""
     target = Path(path).resolve()
     if not target.parent.is_dir():
         raise UsageError(f"there is no folder {target.parent}", fix=f"mkdir {target.parent}")
     if target.is_dir():
-        raise UsageError(f"{path} is a folder", expected="a file")
-    if target.exists() and not is_own(target):
-        raise UsageError(f"{path} exists and {flaw}", expected=expected)
-    check_writable(target)
+        raise UsageError(f"{shown} is a folder", expected="a file")
     return target
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from jupyter_detllm.cli._output import use_color, write
+from jupyter_detllm.cli._output import in_folder, use_color, write
 from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.errors import UsageError
 from jupyter_detllm.verify.report import Report, Standing, parse_accept
@@ -44,13 +44,9 @@ def check_outputs(args: argparse.Namespace, inputs: Iterable[str]) -> None:
 
     taken = {Path(path).resolve(): "an input" for path in inputs}
     for form, path in outputs.items():
-        target = Path(path).resolve()
+        target = in_folder(path, f"--{form} {path}")
         if target in taken:
             raise UsageError(f"--{form} {path} is {taken[target]}", expected="a file of its own")
-        if not target.parent.is_dir():
-            raise UsageError(f"there is no folder {target.parent}", fix=f"mkdir {target.parent}")
-        if target.is_dir():
-            raise UsageError(f"--{form} {path} is a folder", expected="a file")
         if target.suffix == ".ipynb":
             raise UsageError(f"--{form} {path} is a notebook's name", fix=f"{target.stem}.{form}")
         check_writable(target)

@@ -30,7 +30,6 @@ __all__ = [
     "Environment",
     "Pin",
     "Variable",
-    "Variables",
     "core_pins",
     "environment_of",
     "heading",
@@ -184,17 +183,10 @@ def is_plain(value: object) -> bool:
     return isinstance(value, str) and _PLAIN_VALUE.fullmatch(value) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Variables:
-    """Variables, values that could not be exported, and remarks."""
-
-    found: tuple[Variable, ...]
-    refused: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-
-
-def variables_of(fingerprint: Fingerprint, late: Iterable[str]) -> Variables:
-    """Return the variables that an environment like the recorded one sets.
+def variables_of(
+    fingerprint: Fingerprint, late: Iterable[str]
+) -> tuple[list[Variable], list[str], list[str]]:
+    """Return variables to set, what was recorded and cannot be exported, and remarks.
 
     Values that were in effect are set again, including the user's. A control that was late gets
     the value of the table, since it is no longer late when set before Python starts.
@@ -217,7 +209,7 @@ def variables_of(fingerprint: Fingerprint, late: Iterable[str]) -> Variables:
             found.append(Variable(name, str(recorded), why))
         elif recorded is not None:
             refused.append(f"{name}: its recorded value cannot be exported")
-    return Variables(tuple(found), tuple(refused), tuple(remarks))
+    return found, refused, remarks
 
 
 def _known_values() -> Iterator[tuple[str, str]]:
@@ -360,7 +352,7 @@ def _environment(notebook: JsonObject, view: NotebookView, stamps: list[Stamp]) 
         pins, entries = listed_pins(listed)
         refused = tuple(f"{entry[:60]!r} is not a package and a version" for entry in entries)
     late = {name for stamp in stamps for name in stamp.late}
-    variables = variables_of(fingerprint, late)
+    variables, not_exported, remarks = variables_of(fingerprint, late)
     python = python_version(values)
     return Environment(
         fingerprint,
@@ -369,9 +361,9 @@ def _environment(notebook: JsonObject, view: NotebookView, stamps: list[Stamp]) 
         tuple(pin for pin in pins if pin.name != OWN_PACKAGE),
         next((pin for pin in pins if pin.name == OWN_PACKAGE), None),
         listed is not None,
-        variables.found,
-        (*refused, *variables.refused),
-        (*_missing(values, python, listed is not None), *variables.remarks),
+        tuple(variables),
+        (*refused, *not_exported),
+        (*_missing(values, python, listed is not None), *remarks),
     )
 
 

@@ -17,7 +17,6 @@ from jupyter_detllm.export.environment import (
     MARK,
     OWN_PACKAGE,
     Environment,
-    Pin,
     heading,
     pytorch_index,
 )
@@ -30,7 +29,10 @@ def requirements_text(environment: Environment) -> str:
     index = pytorch_index(environment.pins)
     core = [str(pin) for pin in environment.pins if pin.is_core]
     others = [str(pin) for pin in environment.pins if not pin.is_core]
-    lines = [*heading("requirements", environment), f"# {_install_hint(environment)}"]
+    # A whole list needs no resolver, which could refuse what was in fact installed.
+    options = "--no-deps -r" if environment.whole else "-r"
+    hint = f"# install: python -m pip install {options} FILE"
+    lines = [*heading("requirements", environment), hint]
     if index:
         lines += ["", f"--extra-index-url {index}"]
     if core:
@@ -40,12 +42,6 @@ def requirements_text(environment: Environment) -> str:
     if environment.own is not None:
         lines += ["", "# install it from where you have it:", f"# {environment.own}"]
     return "\n".join([*lines, ""])
-
-
-def _install_hint(environment: Environment) -> str:
-    # A whole list needs no resolver, which could refuse what was in fact installed.
-    options = "--no-deps -r" if environment.whole else "-r"
-    return f"install: python -m pip install {options} FILE"
 
 
 _ANY_PYTHON = "3"
@@ -103,11 +99,8 @@ def _install_pins(environment: Environment) -> list[str]:
     index = pytorch_index(environment.pins)
     options = ["--no-deps"] if environment.whole else []
     options += [f"--extra-index-url {index}"] if index else []
-    return _continued(" ".join([_PIP, *options]), map(_quoted, environment.pins))
-
-
-def _quoted(pin: Pin) -> str:
-    return shlex.quote(str(pin))
+    pins = (shlex.quote(str(pin)) for pin in environment.pins)
+    return _continued(" ".join([_PIP, *options]), pins)
 
 
 def _install_own(environment: Environment) -> list[str]:

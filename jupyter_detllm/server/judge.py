@@ -25,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from jupyter_detllm import __version__
 from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.notebook import (
@@ -191,9 +193,9 @@ def _read_request(body: bytes) -> _Request:
     return _Request(
         _cells(data.get("cells"), len(contents)),
         data.get("metadata"),
-        _update(data.get("update")),
-        None if data.get("chosen") is None else _numbers(data["chosen"], "chosen"),
-        _numbers(data.get("ran", []), "ran"),
+        _member(data, "update", Update | None, f"{', '.join(Update)} or null"),
+        _member(data, "chosen", frozenset[int] | None, "a list of cell numbers"),
+        _member({"ran": [], **data}, "ran", frozenset[int], "a list of cell numbers"),
         tuple(contents),
     )
 
@@ -215,18 +217,11 @@ def _cells(found: object, contents: int) -> tuple[str | int, ...]:
     return tuple(found)
 
 
-def _update(found: object) -> Update | None:
-    if found is None:
-        return None
-    if not isinstance(found, str) or found not in list(Update):
-        raise UsageError("'update' is malformed", expected=f"{', '.join(Update)} or null")
-    return Update(found)
-
-
-def _numbers(found: object, key: str) -> frozenset[int]:
-    if not isinstance(found, list) or not all(type(number) is int for number in found):
-        raise UsageError(f"{key!r} is malformed", expected="a list of cell numbers")
-    return frozenset(found)
+def _member(data: Mapping[str, Any], key: str, kind: Any, expected: str) -> Any:
+    try:
+        return msgspec.convert(data.get(key), kind)
+    except msgspec.ValidationError:
+        raise UsageError(f"{key!r} is malformed", expected=expected) from None
 
 
 def _judge(notebook: JsonObject, cells: dict[int, _Cell], request: _Request) -> dict[str, Any]:
