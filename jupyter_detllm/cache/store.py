@@ -219,7 +219,7 @@ class TextStore:
                     return _in_transaction(self._connection(path), work)
                 except (OSError, sqlite3.Error) as error:
                     self._close()
-                    if not _mended(error, path, attempt):
+                    if not _recovered(error, path, attempt):
                         self.problem = f"the result cache {self.folder} cannot be used ({error})"
                         return otherwise
         return otherwise
@@ -275,7 +275,7 @@ def _in_transaction(db: sqlite3.Connection, work: Callable[[sqlite3.Connection],
     return result
 
 
-def _mended(error: Exception, path: Path, attempt: int) -> bool:
+def _recovered(error: Exception, path: Path, attempt: int) -> bool:
     """Handle an error; return whether to try again."""
     code = getattr(error, "sqlite_errorcode", None)
     kind = code & 0xFF if isinstance(code, int) else None

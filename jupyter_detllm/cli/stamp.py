@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 def _outcome(notebook: JsonObject, changes: tuple[Change, ...]) -> tuple[int, str]:
     view = read_notebook(notebook)
     kinds = {change.kind for change in changes}
-    if any(cell.problems and not _mended(cell.label, changes) for cell in view.cells):
+    if any(cell.problems and not _replaced(cell.label, changes) for cell in view.cells):
         return 2, "a stamp is broken"
     if ChangeKind.KEPT in kinds:
         return 1, "a reference was kept: see `check`, or pass --update all"
@@ -71,7 +71,7 @@ def _outcome(notebook: JsonObject, changes: tuple[Change, ...]) -> tuple[int, st
     return 0, ""
 
 
-def _mended(label: str, changes: tuple[Change, ...]) -> bool:
+def _replaced(label: str, changes: tuple[Change, ...]) -> bool:
     return any(c.label == label and c.kind is ChangeKind.REPLACED for c in changes)
 
 
