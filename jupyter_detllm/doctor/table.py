@@ -124,6 +124,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("unread_code", "code", _ANY, "cells whose code cannot be parsed", _CODE),
     Kind("hash_seed", "environment", _MACHINE, "PYTHONHASHSEED unset", ALWAYS),
     Kind("omp_threads", "environment", _MACHINE, "OMP_NUM_THREADS unset", _CPU),
+    Kind("bytecode", "environment", _MACHINE, "compiled Python files that are not kept", ALWAYS),
     Kind(
         "dockerfile_seed",
         "environment",

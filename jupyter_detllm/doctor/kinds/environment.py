@@ -17,6 +17,7 @@ from jupyter_detllm.probes.software import REMOVE_VISION, misfit
 __all__ = [
     "ALWAYS",
     "SOMETIMES",
+    "find_bytecode",
     "find_deterministic_algorithms",
     "find_dockerfile_seed",
     "find_hash_seed",
@@ -250,6 +251,17 @@ def find_omp_threads(scene: Scene) -> Iterator[Finding]:
         return
     evidence = "OMP_NUM_THREADS is not set: attention on the CPU splits its work by thread count"
     yield Finding(Severity.RISK, evidence, "%detllm, before torch is imported", "this kernel")
+
+
+def find_bytecode(scene: Scene) -> Iterator[Finding]:
+    """Yield whether Python is kept from storing compiled modules, which slows every start."""
+    if scene.environ.get("PYTHONDONTWRITEBYTECODE"):
+        evidence = (
+            "PYTHONDONTWRITEBYTECODE is set: unless the packages were compiled at installation, "
+            "every start of an engine compiles vLLM, torch and transformers again "
+            "(no result changes)"
+        )
+        yield Finding(Severity.NOTE, evidence, "unset PYTHONDONTWRITEBYTECODE")
 
 
 _SEEDS_IN_RUN = re.compile(

@@ -205,6 +205,7 @@ FOUND: dict[str, list[tuple[Scene, list[Severity]]]] = {
         (live(hash_seed="unknown"), [UNKNOWN]),
     ],
     "omp_threads": [(BARE, [NOTE]), (live(), [RISK])],
+    "bytecode": [(replace(BARE, environ={"PYTHONDONTWRITEBYTECODE": "1"}), [NOTE])],
     "dockerfile_seed": [
         (
             replace(
@@ -311,6 +312,7 @@ FINE: dict[str, list[Scene]] = {
     ],
     "hash_seed": [live(), replace(BARE, environ={"PYTHONHASHSEED": "0"})],
     "omp_threads": [replace(BARE, environ={"OMP_NUM_THREADS": "2"})],
+    "bytecode": [BARE, replace(BARE, environ={"PYTHONDONTWRITEBYTECODE": ""})],
     "dockerfile_seed": [
         replace(BARE, dockerfiles={Path("Dockerfile"): "ENV PYTHONHASHSEED=0\nRUN make random\n"})
     ],
