@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jupyter_detllm.engines.evidence import byte_offsets
+from jupyter_detllm.engines.evidence import byte_offsets, token_width
 from jupyter_detllm.engines.vllm.engine import Detokenizer
 from jupyter_detllm.models import resolve_model
 
@@ -34,6 +34,6 @@ def test_both_ways_give_the_same_offsets() -> None:
             ids = ids[stream.randrange(len(ids)) :]  # may begin inside a character
         ids += [END] * stream.randrange(2)
         deltas = detokenizer.deltas([1, 50], ids)
-        widths = [detokenizer._width(token) for token in ids]
+        widths = [detokenizer._read(token, token_width) for token in ids]
         text = "".join(deltas)
         assert detokenizer.offsets([1, 50], ids, text) == byte_offsets(deltas, widths, text)
