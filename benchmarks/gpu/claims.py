@@ -115,7 +115,7 @@ def _write(out: Path, results: dict[str, Any]) -> None:
     summary = {
         "command": f"python benchmarks/gpu/claims.py {given}",
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        **gpu._machine(),
+        **gpu.machine(),
         **results,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
