@@ -213,17 +213,17 @@ def differences(shapes: Mapping[str, Mapping[str, Child]], wanted: list[str]) ->
 
 
 def _others(fixed: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return, for each way after the first, how many of its results differ from the first's."""
-    first, *rest = fixed.items()
-    return {
-        way: [
-            sum(a[0] != b[0] for a, b in zip(first[1], results, strict=True)),
-            sum(a != b for a, b in zip(first[1], results, strict=True)),
-            len(results),
-        ]
-        for way, results in rest
-        if isinstance(results, list) and isinstance(first[1], list)
-    }
+    """Return how many results of each way after the first differ from those it is held against."""
+    first, *rest = fixed
+    out: dict[str, list[int]] = {}
+    for way in rest:
+        plain, varied, _ = way.partition("+")
+        expected, results = fixed[plain if varied and plain in fixed else first], fixed[way]
+        if isinstance(results, list) and isinstance(expected, list):
+            pairs = list(zip(expected, results, strict=True))
+            tokens = sum(a[0] != b[0] for a, b in pairs)
+            out[way] = [tokens, sum(a != b for a, b in pairs), len(pairs)]
+    return out
 
 
 def _serve(args: argparse.Namespace) -> None:

@@ -30,7 +30,11 @@ import invariance as base
 from steps import python_path
 
 Json = dict[str, Any]
-OPTIONS = {"max_model_len": 4096, "kv_cache_memory_bytes": 8 << 30}
+OPTIONS = {
+    "max_model_len": 4096,
+    "kv_cache_memory_bytes": 8 << 30,
+    "gpu_memory_utilization": 0.2,  # less than that must be free
+}
 PRELUDE = """
 import json, os, time, warnings
 warnings.simplefilter("ignore")
@@ -155,6 +159,7 @@ def times(args: argparse.Namespace, folder: Path) -> Json:
                 for level in levels
             }
             rounds.append({level: job.result()[-1] for level, job in jobs.items()})
+            print(json.dumps(rounds[-1]), flush=True)
     ratios = [
         round(pair["invariant"]["seconds"] / pair["seeded"]["seconds"], 2)
         for pair in rounds
