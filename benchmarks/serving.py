@@ -6,6 +6,9 @@ server that runs, whatever it is. First every prompt is sent alone, to a server 
 nothing else; then they arrive at random times (a Poisson process of the rate asked for)
 for as long as asked, half of them greedy, half of them sampled with their own seeds.
 
+With ``--rounds N`` all levels' servers are started first, all at once, and take turns: in each of
+N rounds every level gets the load once, the order reversed from round to round.
+
 ``--cached`` then measures each level again behind `serve --cache`, whose store is empty when the
 load begins; the requests sent alone pass it by (``Cache-Control: no-cache``).
 
@@ -31,6 +34,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -55,7 +59,9 @@ def main() -> None:
     figures: dict[str, Any] = {}
     if args.url:
         figures["server"] = asyncio.run(measure(args.url, args))
-    for level in [] if args.url else args.levels.split(","):
+    if args.rounds:
+        figures = by_turns(args)
+    for level in [] if args.url or args.rounds else args.levels.split(","):
         for cached in (False, True) if args.cached else (False,):
             name = f"{level}, cached" if cached else level
             with served(args.serve, level, args.vllm.split(), cached=cached) as started:
@@ -63,7 +69,7 @@ def main() -> None:
                 figures[name] = {"method": started["method"], **found}
             sys.stderr.write(f"{name}: {json.dumps(figures[name])}\n")
     asked = vars(args)
-    kept = ("rate", "seconds", "tokens", "prompts", "words")
+    kept = ("rate", "seconds", "tokens", "prompts", "words", "rounds")
     result = {
         "command": " ".join(["python", "benchmarks/serving.py", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
@@ -85,6 +91,7 @@ def _arguments() -> argparse.Namespace:
     where.add_argument("--url", help="measure this server")
     parser.add_argument("--model", default="", help="name of the served model; the first one")
     parser.add_argument("--levels", default=",".join(LEVELS), help="with --serve")
+    parser.add_argument("--rounds", type=int, default=0, help="with --serve: levels by turns")
     parser.add_argument("--cached", action="store_true", help="with --serve: and with its cache")
     parser.add_argument("--vllm", default="", help="with --serve: options of vllm serve, quoted")
     parser.add_argument("--rate", type=float, default=60.0, help="requests per second")
@@ -129,6 +136,30 @@ def served(
         except subprocess.TimeoutExpired:
             process.kill()
         kept.cleanup()
+
+
+def by_turns(args: argparse.Namespace) -> dict[str, Any]:
+    """Start a server for each level, give each the load in every round, compare their p99."""
+    levels = args.levels.split(",")
+    figures: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+        servers = {level: served(args.serve, level, args.vllm.split()) for level in levels}
+        jobs = {level: pool.submit(server.__enter__) for level, server in servers.items()}
+        for level, server in servers.items():
+            stack.push(server)
+            figures[level] = {"method": jobs[level].result()["method"], "rounds": []}
+        for number in range(args.rounds):
+            for level in levels[:: -1 if number % 2 else 1]:
+                found = asyncio.run(measure(jobs[level].result()["url"], args))
+                figures[level]["rounds"].append(found)
+                sys.stderr.write(f"{level}: {json.dumps(found)}\n")
+    first = figures[levels[0]]["rounds"]
+    for level in levels[1:]:
+        for name in ("seconds_p50", "seconds_p99"):
+            pairs = zip(figures[level]["rounds"], first, strict=True)
+            ratios = [round(a[name] / b[name], 2) for a, b in pairs]
+            figures[level][f"{name} over {levels[0]}"] = ratios
+    return figures
 
 
 def bodies(model: str, args: argparse.Namespace) -> list[Body]:

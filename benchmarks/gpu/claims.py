@@ -203,7 +203,7 @@ def settings(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
     def run(requests: list[Any]) -> list[gpu.Result]:
         outputs = llm.generate(requests, params, use_tqdm=False)
-        return [gpu._result(output.outputs[0]) for output in outputs]
+        return [gpu.result(output.outputs[0]) for output in outputs]
 
     first = run(batch)
     speeds = {}

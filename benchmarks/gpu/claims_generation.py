@@ -124,8 +124,7 @@ def load(model: str) -> dict[str, Any]:
             prompts = _real_prompts(llm)
             params = gpu.params(temperature=0.0, max_tokens=96, logprobs=1)
             alone = [
-                gpu._result(llm.generate([p], params, use_tqdm=False)[0].outputs[0])
-                for p in prompts
+                gpu.result(llm.generate([p], params, use_tqdm=False)[0].outputs[0]) for p in prompts
             ]
             results[mode] = {
                 f"{rate} requests/s": _arrivals(llm, prompts, params, alone, rate) for rate in RATES
@@ -156,7 +155,7 @@ def _arrivals(
             continue
         outputs = core.step()
         running.append(len(which) - len(finished))
-        finished |= {o.request_id: gpu._result(o.outputs[0]) for o in outputs if o.finished}
+        finished |= {o.request_id: gpu.result(o.outputs[0]) for o in outputs if o.finished}
     pairs = [(alone[which[name]], result) for name, result in finished.items()]
     tokens = sum(left[0] != right[0] for left, right in pairs)
     differ = sum(left != right for left, right in pairs)

@@ -276,7 +276,7 @@ def differences(
 
     def run(batch: list[Any]) -> list[Result]:
         outputs = llm.generate(batch, asked, use_tqdm=False)
-        return [_result(output.outputs[0]) for output in outputs]
+        return [result(output.outputs[0]) for output in outputs]
 
     whole = run(prompts)
     return {
@@ -290,7 +290,8 @@ def differences(
     }
 
 
-def _result(completion: Any) -> Result:
+def result(completion: Any) -> Result:
+    """Return the token ids and logprobs of a completion."""
     ids = tuple(completion.token_ids)
     return ids, tuple(p[t].logprob for p, t in zip(completion.logprobs, ids, strict=True))
 

@@ -65,15 +65,15 @@ def rows() -> None:
 
 def _rows(n: int, k: int) -> dict[str, Any]:
     copies = min(24, max(2, CACHE_BYTES // (n * k * 2)))
-    weights = [0.05 * _random(n, k) for _ in range(copies)]
-    every = _random(8192, k)
+    weights = [0.05 * normal(n, k) for _ in range(copies)]
+    every = normal(8192, k)
     whole = linear(every, weights[0])
     times, ours = {}, {}
     product = torch.ops.detllm.product
     for m in TIMED:
         some = every[:m].contiguous()
-        times[m] = _graph_us([lambda w=w, x=some: linear(x, w) for w in weights])
-        ours[m] = _graph_us([lambda w=w, x=some: product(x, w, None) for w in weights])
+        times[m] = graph_us([lambda w=w, x=some: linear(x, w) for w in weights])
+        ours[m] = graph_us([lambda w=w, x=some: product(x, w, None) for w in weights])
     different = [m for m in ROWS if not torch.equal(linear(every[:m], weights[0]), whole[:m])]
     other = [m for m in ROWS if not torch.equal(product(every[:m], weights[0], None), whole[:m])]
     found = {"other_bits_at": different, "us": times}
@@ -97,7 +97,7 @@ def decode() -> None:
             for queries in (1, 8, 32, 64, 128):
                 call = _attention(size, 32, 8, queries, context)
                 us = {
-                    f"longest {longest}, {'one split' if splits else 'heuristic'}": _graph_us(
+                    f"longest {longest}, {'one split' if splits else 'heuristic'}": graph_us(
                         [lambda m=longest, s=splits, c=call: c(m, s)], 16
                     )
                     for longest in (1, 65)
@@ -113,8 +113,8 @@ def _attention(
     from vllm.vllm_flash_attn import flash_attn_varlen_func
 
     pages = 4096
-    keys, values = _random(pages, 16, kv_heads, size), _random(pages, 16, kv_heads, size)
-    query = _random(queries, heads, size)
+    keys, values = normal(pages, 16, kv_heads, size), normal(pages, 16, kv_heads, size)
+    query = normal(queries, heads, size)
     table = torch.randint(0, pages, (queries, 128), device="cuda", dtype=torch.int32)
     used = torch.randint(1, 2000, (queries,), device="cuda", dtype=torch.int32)
     if context is not None:
@@ -143,11 +143,12 @@ def _attention(
     return call
 
 
-def _random(*shape: int) -> torch.Tensor:
+def normal(*shape: int) -> torch.Tensor:
+    """Return random numbers of standard normal distribution, in bfloat16."""
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
-def _graph_us(calls: list[Callable[[], object]], repeats: int = 4) -> float:
+def graph_us(calls: list[Callable[[], object]], repeats: int = 4) -> float:
     """Return microseconds of one call, captured so that launching costs nothing."""
     with torch.cuda.stream(torch.cuda.Stream()):
         for call in calls:

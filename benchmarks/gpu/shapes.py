@@ -7,6 +7,7 @@ those of the model named in the comment, the number of layers is smaller where t
 from __future__ import annotations
 
 import fcntl
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -126,22 +127,33 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def random_model(name: str, scratch: Path) -> str:
-    """Write the model once, with every matrix normal of 0.05; return its folder."""
-    folder = scratch / f"random-{name}"
-    with (scratch / f"random-{name}.lock").open("w") as lock:
+def random_model(name: str, scratch: Path, tokenizer: Path | None = None) -> str:
+    """Write the model once, with every matrix normal of 0.05; return its folder.
+
+    With the folder of a `tokenizer` it can be given text.
+    """
+    folder = scratch / f"random-{name}{'-text' if tokenizer else ''}"
+    with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
-            _write(name, folder)
+            _write(name, folder, vocabulary=_TEXT if tokenizer else _PLAIN)
+            for file in _TOKENIZER if tokenizer else ():
+                shutil.copy(Path(tokenizer or "") / file, folder)
+            (folder / "done").touch()
     return str(folder)
 
 
-def _write(name: str, folder: Path) -> None:
+_PLAIN, _TEXT = 32000, 49152
+"""Size of the vocabulary; the second is SmolLM2's."""
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def _write(name: str, folder: Path, vocabulary: int) -> None:
     import torch
     import transformers
 
     kind, sizes = SHAPES[name]
-    common = {"vocab_size": 32000, "max_position_embeddings": 40960, "dtype": "bfloat16"}
+    common = {"vocab_size": vocabulary, "max_position_embeddings": 40960, "dtype": "bfloat16"}
     tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     config = getattr(transformers, kind)(**common, **tokens, **sizes)
     torch.manual_seed(0)
@@ -153,6 +165,5 @@ def _write(name: str, folder: Path) -> None:
             if weights.ndim >= 2:
                 weights.normal_(0, 0.05)
     model.save_pretrained(folder, max_shard_size="40GB")
-    (folder / "done").touch()
     del model
     torch.cuda.empty_cache()

@@ -164,7 +164,7 @@ def _measured(llm: Any, mode: str, rounds: int, tokens: Path) -> Json:
     for name, chosen in sampling.items():
         params = invariance.params(max_tokens=64, logprobs=1, **chosen)
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        kept[name] = [invariance._result(output.outputs[0]) for output in outputs]
+        kept[name] = [invariance.result(output.outputs[0]) for output in outputs]
     with gzip.open(tokens, "wt", encoding="utf-8") as file:
         json.dump(kept, file)
     return {

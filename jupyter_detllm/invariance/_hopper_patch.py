@@ -17,6 +17,7 @@ from typing import Any
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.invariance._hopper_products import gemm as ordered_gemm
 from jupyter_detllm.invariance._hopper_products import register_product
+from jupyter_detllm.invariance._hopper_windows import aligned, tile_queries
 
 __all__ = [
     "ATTENTION_MODULE",
@@ -104,7 +105,9 @@ def one_kernel(hook: Callable[..., Any], head_size: str) -> Callable[..., Any]:
     @functools.wraps(hook)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if "block_table" in kwargs and is_windowed(kwargs.get("window_size")):
-            return windowed(**kwargs)
+            q, keys = kwargs["q"], kwargs["k"]
+            queries = tile_queries(q.shape[-1], q.shape[-2] // keys.shape[-2])
+            return aligned(hook, queries, **kwargs) if queries else windowed(**kwargs)
         kwargs["num_splits"] = 1
         given = kwargs[head_size]
         if (given if isinstance(given, int) else given.shape[-1]) < 64:

@@ -15,7 +15,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["OPERATOR", "Tile", "gemm", "register_product", "tile_for"]
+__all__ = ["OPERATOR", "Tile", "gemm", "in_triton", "register_product", "tile_for"]
 
 OPERATOR = "detllm::product"
 _SCHEMA = "product(Tensor rows, Tensor weight, Tensor? bias) -> Tensor"
@@ -122,7 +122,7 @@ def _kernel() -> Any:
     return triton.jit(product_kernel, do_not_specialize=["count"])
 
 
-def _in_triton(rows: Any, weight: Any, bias: Any, tile: Tile) -> Any:
+def in_triton(rows: Any, weight: Any, bias: Any, tile: Tile) -> Any:
     """Return the product of `rows` (M, K) and `weight` (N, K): (M, N), summed over K in order."""
     count, depth = rows.shape
     columns = weight.shape[0]
@@ -158,7 +158,7 @@ def _product(rows: Any, weight: Any, bias: Any) -> Any:
     count, columns = flat.shape[0], weight.shape[0]
     tile = tile_for(count, columns) if rows.dtype in {torch.bfloat16, torch.float16} else None
     if tile is not None and count and flat.stride(1) == 1 == weight.stride(1):
-        return _in_triton(flat, weight, bias, tile).view(*rows.shape[:-1], columns)
+        return in_triton(flat, weight, bias, tile).view(*rows.shape[:-1], columns)
     return linear(rows, weight, bias)
 
 

@@ -81,8 +81,9 @@ class HopperOneKernel(Method):
     name: ClassVar[str] = METHOD
     changes: ClassVar[str] = (
         "products without split-K, by the fastest of the kernels that agree in bits; "
-        "FlashAttention 3 without KV splits and always with one tile, vLLM's Triton attention for "
-        f"sliding windows; FP8: CUDA graphs of {FP8_ROWS} rows and more"
+        "FlashAttention 3 without KV splits and always with one tile, which begins at an absolute "
+        "position in a sliding window, or vLLM's Triton attention there; "
+        f"FP8: CUDA graphs of {FP8_ROWS} rows and more"
     )
     live: ClassVar[bool] = False
     worker_environ: ClassVar[Mapping[str, str]] = {METHOD_VARIABLE: METHOD}
@@ -327,7 +328,7 @@ class VLLMFlag(Method):
 
         if not envs.VLLM_BATCH_INVARIANT:
             raise InvarianceError(
-                f"{self.name} needs VLLM_BATCH_INVARIANT=1 before vLLM is imported",
+                "vLLM was imported in this kernel without VLLM_BATCH_INVARIANT=1",
                 fix="restart the kernel, then %detllm --level invariant",
             )
         yield

@@ -99,8 +99,8 @@ def metadata(lengths: list[int], context: list[int]) -> Metadata:
 class Array:
     """A query tensor as far as the wrapper looks."""
 
-    def __init__(self, head_size: int) -> None:
-        self.shape = (5, 8, head_size)
+    def __init__(self, head_size: int, heads: int = 8) -> None:
+        self.shape = (5, heads, head_size)
 
 
 @pytest.mark.parametrize(
@@ -200,12 +200,24 @@ def test_a_sliding_window_takes_the_kernel_with_absolute_tiles(
     names = "k v out cu_seqlens_q max_seqlen_q seqused_k max_seqlen_k softmax_scale causal softcap"
     given: dict[str, Any] = dict.fromkeys(names.split(), 1)
     patching.Patch().apply()
-    call = functools.partial(module.flash_attn_varlen_func, q=Array(128), block_table=3, **given)
+    given |= {"q": Array(64), "k": Array(64)}
+    call = functools.partial(module.flash_attn_varlen_func, block_table=3, **given)
     assert call(window_size=[-1, -1], num_splits=7) == (1, 1)
     assert not seen
     assert call(window_size=[511, 0], num_splits=7, s_aux=5) == 1
     assert (seen["window_size"], seen["sinks"], seen["q_descale"]) == ([511, 0], 5, None)
     assert not {"num_splits", "seq_threshold_3D"} & set(seen), "no room for segments"
+
+
+def test_a_sliding_window_takes_flash_attention_where_its_tiles_can_be_aligned(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = module.flash_attn_varlen_func
+    monkeypatch.setattr(patching, "aligned", lambda *given, **named: (given, sorted(named)))
+    patching.Patch().apply()
+    names = {"q": Array(128, heads=32), "k": Array(128, heads=8), "block_table": 3}
+    found = module.flash_attn_varlen_func(window_size=[511, 0], **names)
+    assert found == ((hook, 32), ["block_table", "k", "q", "window_size"])
 
 
 def test_unquantised_layers_and_gates_compute_with_one_operator(module: Any) -> None:
