@@ -56,7 +56,7 @@ docs: setup
 	@$(STAGES) docs
 
 examples: setup
-	@$(STAGES) examples
+	@$(STAGES) examples-full
 
 test-unit: setup
 	@$(STAGES) unit
