@@ -4,8 +4,9 @@
 the processor that its references were recorded on: where this machine's fingerprint is the
 recorded one, the tokens must be the recorded ones. Elsewhere the outputs of a first run become
 references, and a second run in a fresh kernel must repeat them bit by bit. ``--all`` adds other
-parameters, and the notebooks that take minutes on a processor without AVX-512. ``--record`` executes notebooks twice and, where both runs agree, puts the result in
-place of the committed file.
+parameters, and the notebooks that take minutes on a processor without AVX-512. ``--record``
+executes notebooks twice and, where both runs agree, puts the result in place of the committed
+file.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def _held(step: Step) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the examples; return 1 if one does not do what it shows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--all", action="store_true", help="every notebook, with other parameters, too")
+    parser.add_argument("--all", action="store_true", help="every notebook, other parameters too")
     parser.add_argument("--record", nargs="*", metavar="NAME", help="record them on this machine")
     options = parser.parse_args(argv)
     if options.record is not None:
