@@ -25,6 +25,7 @@ import msgspec
 from jupyter_detllm.core.canonical import brief
 from jupyter_detllm.core.compare import compare_calls
 from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.source import detgen_line
 from jupyter_detllm.core.stamp import (
     SeenFingerprints,
     Stamp,
@@ -128,14 +129,7 @@ class NotebookView:
     problems: tuple[str, ...] = ()
 
 
-_MAGIC_LINE = re.compile(r"\s*%%detgen\b(.*)")
 _LINE_NAME = re.compile(r"\s+([A-Za-z_][\w.-]*)(?=\s|$)")
-
-
-def magic_line(source: str) -> str | None:
-    """Return the rest of the `%%detgen` line; None if the cell has none."""
-    found = _MAGIC_LINE.match(source)
-    return None if found is None else found.group(1)
 
 
 def line_name(line: str) -> str:
@@ -298,7 +292,7 @@ class _Context:
     def placed(self, view: CellView, number: int) -> CellView:
         """Return a cell as it stands in the notebook: with its number, its name its own."""
         # A name that no `%%detgen` line gives may be used twice: it comes from a stamp.
-        name = view.name if magic_line(view.source) is not None else ""
+        name = view.name if detgen_line(view.source) is not None else ""
         owner = self.names.setdefault(name, number) if name else number
         if owner == number:
             return replace(view, number=number)
@@ -313,7 +307,8 @@ def _cell(cell: JsonObject, context: _Context) -> CellView | None:
     if source is None:
         problems.append("the cell's source is not Unicode text")
         source = ""
-    line = magic_line(source)
+    found = detgen_line(source)
+    line = None if found is None else found.text
     stamped, run = output_stamp(cell)
     if line is None and stamped is None and not meta:
         return None
@@ -323,7 +318,8 @@ def _cell(cell: JsonObject, context: _Context) -> CellView | None:
     actual = context.read(read, "the output's stamp", problems)
     # A name may follow options, which only the magic can parse.
     name = line_name(line or "") or (actual.name if line is not None and actual else "")
-    if line is not None and actual is not None and not still_shown(actual, _shown_texts(cell)):
+    shows = found is not None and found.shows
+    if shows and actual is not None and not still_shown(actual, _shown_texts(cell)):
         problems.append("the text that the output shows is not the stamped one: run the cell again")
     reference_json = meta.get("reference")
     before = meta.get("previous") if which is Which.BOTH else None

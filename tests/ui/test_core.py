@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_detllm.core.notebook import magic_line
+from jupyter_detllm.core.source import magic_line
 from tests.ui.lab import Front
 from tests.vectors.make_vectors import FOLDER
 

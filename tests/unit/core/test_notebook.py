@@ -81,6 +81,51 @@ def test_names(source: str, name: str) -> None:
     assert only(notebook(cell(source))).name == name
 
 
+CALLED = "get_ipython().run_cell_magic('detgen', 'haiku --policy bitwise', 'Write.')"
+NESTED = [
+    "%%time\n%%detgen haiku --policy bitwise\nWrite.",
+    "%%capture kept --no-stderr\n\n  %%time\n%%detgen haiku --policy=bitwise\nWrite.",
+    CALLED,
+    f"%%capture kept\n%matplotlib inline\n{CALLED}",
+    f"if True:\n    print(1)\n    {CALLED}",
+    "run_cell_magic(magic_name='detgen', line='haiku --policy bitwise', cell=text)",
+]
+
+
+@pytest.mark.parametrize("source", NESTED)
+def test_a_line_under_another_magic_counts_as_one_at_the_top(source: str) -> None:
+    found = only(notebook(cell(source)))
+    assert (found.name, found.policy.kind) == ("haiku", PolicyKind.BITWISE)
+    assert verdict_of(notebook(cell(source))) is Verdict.UNSTAMPED
+    stamp = make_stamp(source, ["An old pond."], name="haiku")
+    changed = copy.deepcopy(notebook(stamped_cell(source, stamp)))
+    shown_data = changed["cells"][0]["outputs"][0]
+    text = {"data": {"text/plain": "LONDON"}, "metadata": {}, "output_type": "display_data"}
+    changed["cells"][0]["outputs"] = [text, {**shown_data, "data": {}}]
+    # What a call inside other code generates may be shown elsewhere.
+    assert bool(only(changed).problems) is not source.startswith("if")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "%%writefile f.py\n%%detgen haiku\nWrite.",
+        "%%script false --no-raise-error\n%%detgen haiku\nWrite.",
+        f"%%bash\n{CALLED}",
+        f"def later():\n    {CALLED}",
+        f"later = lambda: {CALLED}",
+        f"print({CALLED!r})",
+        CALLED.replace("detgen", "time"),
+        CALLED.replace("'detgen'", "name"),
+        f"{CALLED} +",
+        "%%time\nx = '%%detgen'",
+        "%%time x\n\n# %%detgen\n%%detgen haiku",
+    ],
+)
+def test_a_line_that_is_not_run_generates_nothing(source: str) -> None:
+    assert not read_notebook(notebook(cell(source))).cells
+
+
 def test_another_magic_is_not_ours() -> None:
     assert read_notebook(notebook(cell("%%detgenerate x\ny"), cell("x\n%%detgen"))).cells == ()
 
