@@ -30,7 +30,6 @@ from jupyter_detllm.core.stamp import (
     SeenFingerprints,
     Stamp,
     read_stamp,
-    source_digest,
     still_shown,
 )
 from jupyter_detllm.core.verdict import Facts, Outcome, Policy, decide, facts_of
@@ -405,7 +404,7 @@ def check_cell(cell: CellView) -> Outcome:
         facts_of(
             cell.reference,
             cell.actual,
-            present_source=str(source_digest(cell.source)),
+            present_source=cell.source,
             same_run=cell.same_run,
         )
     )

@@ -22,7 +22,7 @@ from jupyter_detllm.core.notebook import (
     own_metadata,
     read_notebook,
 )
-from jupyter_detllm.core.stamp import STAMP_SCHEMA, Stamp, reference_json, source_digest
+from jupyter_detllm.core.stamp import STAMP_SCHEMA, Stamp, reference_json
 from jupyter_detllm.errors import UPGRADING, NotebookError
 
 __all__ = ["Change", "ChangeKind", "Update", "promote", "strip"]
@@ -130,13 +130,13 @@ def _decide(cell: CellView, raw: JsonObject, update: Update) -> tuple[Change, Js
         return no(ChangeKind.REFUSED, cell.problems[0])
     if cell.actual is None or cell.actual_json is None:
         return no(ChangeKind.UNCHANGED, "the output carries no stamp")
-    if source_digest(cell.source) != cell.actual.source:
+    if not cell.actual.is_of(cell.source):
         return no(ChangeKind.REFUSED, "the output is of an earlier source: run the cell first")
     if cell.reference_json is None:
         return Change(cell.label, ChangeKind.ADDED, "first reference"), _cell_meta(raw, cell)
     if cell.reference is not None and _same_content(cell):
         return no(ChangeKind.UNCHANGED, "equal to its reference")
-    if cell.reference is not None and cell.reference.source != cell.actual.source:
+    if cell.reference is not None and not cell.reference.is_of(cell.source):
         return Change(cell.label, ChangeKind.REPLACED, "its source was changed"), _cell_meta(
             raw, cell
         )

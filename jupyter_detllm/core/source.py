@@ -14,8 +14,8 @@ from typing import NamedTuple
 __all__ = ["DetgenLine", "detgen_line", "magic_line"]
 
 # labextension/src/core/source.ts has the same two patterns and the same names.
-_MAGIC = re.compile(r"(?P<outer>(?:\s*%%\S+[^\n]*\n)*?)\s*%%detgen\b(?P<line>.*)")
-_OUTER = re.compile(r"\s*%%(\S+)[^\n]*\n")
+_OUTER = re.compile(r"\s*%%(\S+)(?:[^\S\n][^\n]*)?\n")
+_MAGIC = re.compile(rf"(?P<outer>(?:{_OUTER.pattern})*?)\s*%%detgen\b(?P<line>.*)")
 _NOT_RUN = frozenset(
     """! bash cmd file html HTML javascript js latex markdown perl pypy python python2 python3 ruby
     script sh svg SVG sx system writefile""".split()

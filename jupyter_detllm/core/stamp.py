@@ -34,6 +34,7 @@ from jupyter_detllm.core.generation import (
     prompt_digest,
 )
 from jupyter_detllm.core.levels import ONE_AT_A_TIME, Level, Reach
+from jupyter_detllm.core.source import magic_line
 from jupyter_detllm.errors import UPGRADING, CanonicalError, StampError
 
 __all__ = [
@@ -283,6 +284,23 @@ class Stamp:
             return self
         return replace(self, calls=tuple(replace(call, cached=()) for call in self.calls))
 
+    def is_of(self, source: str) -> bool:
+        """Return whether a cell with this source is the one that was stamped."""
+        if source_digest(source) == self.source:
+            return True
+        # Earlier versions left out the white space at the end of the last prompt.
+        normal = normalise_source(source)
+        trimmed = normal.rstrip(_WHITE)
+        end = normal[len(trimmed) :]
+        return bool(end) and digest_of(trimmed) == self.source and self._last_prompt_ends_in(end)
+
+    def _last_prompt_ends_in(self, text: str) -> bool:
+        asked = [c for c in self.calls if c.attempt is None or c.attempt.number == 1]
+        prompt = asked[-1].requests[-1].prompt if asked and asked[-1].requests else None
+        if prompt is None:
+            return False
+        return (prompt.messages[-1].content if prompt.messages else prompt.text).endswith(text)
+
     @property
     def environment(self) -> Fingerprint | None:
         """The fingerprint with the model's name and digests, None if there is none."""
@@ -506,13 +524,15 @@ def generation_json(generation: Generation) -> dict[str, Json]:
 def normalise_source(source: str) -> str:
     """Return a cell's source as it is digested.
 
-    Line ends are LF. Blank lines before the first line and white space after the last are
-    removed, since IPython and notebook editors add and drop them. White space is space, tab,
-    vertical tab and form feed, which Python and JavaScript treat alike.
+    Line ends are LF. Blank lines at both ends are removed, since IPython and notebook editors
+    add and drop them. White space at the end of the last line is part of the prompt that a
+    `%%detgen` cell sends, and is kept there; in other cells it is removed. White space is space,
+    tab, vertical tab and form feed, which Python and JavaScript treat alike.
     """
     lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    first = next((i for i, line in enumerate(lines) if line.strip(_WHITE)), len(lines))
-    return "\n".join(lines[first:]).rstrip(_WHITE)
+    filled = [number for number, line in enumerate(lines) if line.strip(_WHITE)]
+    text = "\n".join(lines[filled[0] : filled[-1] + 1]) if filled else ""
+    return text if magic_line(text) is not None else text.rstrip(_WHITE)
 
 
 def source_digest(source: str) -> Digest:

@@ -227,15 +227,14 @@ def facts_of(
     reference, actual
         Expected and actual side.
     present_source
-        Digest string of the cell's current source; None skips the source rule (when two
-        cells are compared on purpose).
+        The cell's current source; None skips the source rule (when two cells are compared on
+        purpose).
     same_run
         Whether the actual side is from the run that was promoted.
     """
-    changed = present_source is not None and {present_source} != {
-        str(reference.source),
-        str(actual.source),
-    }
+    changed = present_source is not None and not (
+        reference.is_of(present_source) and actual.is_of(present_source)
+    )
     comparison = compare_calls(reference.calls, actual.calls)
     return Facts(
         source_changed=changed,

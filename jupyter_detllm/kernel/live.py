@@ -15,7 +15,7 @@ from jupyter_detllm.core.compare import Comparison, Divergence, PairComparison
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation
 from jupyter_detllm.core.notebook import CELL_SCHEMA, KEY, schema_problems
-from jupyter_detllm.core.stamp import Stamp, read_stamp, source_digest
+from jupyter_detllm.core.stamp import Stamp, read_stamp
 from jupyter_detllm.core.verdict import Facts, Outcome, Verdict, decide, facts_of
 from jupyter_detllm.errors import StampError
 from jupyter_detllm.render.visible import clip, quoted, token_text, visible
@@ -219,8 +219,7 @@ def compare_live(
     # Where nothing states which run was recorded, an equal stamp may be that run's.
     unnamed = not isinstance(meta.get("recorded_run"), str)
     same_run = unnamed and recorded["digest"] == stored["digest"]
-    digest = str(source_digest(source))
-    outcome = decide(facts_of(reference, stamp, present_source=digest, same_run=same_run))
+    outcome = decide(facts_of(reference, stamp, present_source=source, same_run=same_run))
     return LiveResult(outcome, str(recorded["digest"]), _fingerprint_state(reference, stamp))
 
 

@@ -46,6 +46,8 @@ _FIELD = re.compile(r"\{\{([^\W\d]\w*)\}\}|\{([^\W\d]\w*)\}")
 def split_body(body: str, *, split: bool = True) -> list[str]:
     """Return the prompts of a body, LF, without blank lines at either end.
 
+    All else is sent as it stands, and `core.stamp.normalise_source` keeps at least as much.
+
     Raises
     ------
     RequestError

@@ -15,7 +15,7 @@ from pathlib import Path
 from jupyter_detllm.core.generation import MAX_COMPLETIONS, Generation, GenerationRequest
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView, check_cell
-from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp, source_digest
+from jupyter_detllm.core.stamp import Call, ModelIdentity, Stamp
 from jupyter_detllm.core.verdict import Facts, Outcome, decide
 from jupyter_detllm.engines.base import VLLM
 from jupyter_detllm.errors import UsageError
@@ -289,7 +289,7 @@ def _recorded(key: Key, view: CellView, choose: Chooser, *, any_stamp: bool) -> 
         return check_cell(view)
     if view.skipped:
         return _not_comparable("skipped by its tag: not run")
-    if not any_stamp and source_digest(view.source) != stamp.source:
+    if not any_stamp and not stamp.is_of(view.source):
         return decide(Facts(source_changed=True))
     reasons = _unusable(stamp)
     if reasons:

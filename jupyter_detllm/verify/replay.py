@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jupyter_detllm.core.notebook import CellView, NotebookView, read_notebook
-from jupyter_detllm.core.stamp import Call, Run, Stamp, assemble_stamp, source_digest
+from jupyter_detllm.core.stamp import Call, Run, Stamp, assemble_stamp
 from jupyter_detllm.core.verdict import Facts, Outcome, Policy, decide, facts_of, model_differences
 from jupyter_detllm.engines.base import VLLM_SERVER
 from jupyter_detllm.errors import NotebookError
@@ -152,7 +152,7 @@ def _outcome(group: EngineGroup, cell: PlannedCell, result: JobResult, interrupt
         why = "interrupted" if interrupted and not result.problem else result.problem
         return decide(Facts(problems=(f"not run: {why or 'the engine ended early'}",))), None
     actual = _stamp(group, cell, result, result.run)
-    source = str(source_digest(cell.view.source))
+    source = cell.view.source
     if group.settings.engine == VLLM_SERVER:
         return decide(facts_on_server(reference, actual, source)), actual
     return decide(facts_of(reference, actual, present_source=source)), actual

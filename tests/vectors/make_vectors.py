@@ -160,6 +160,14 @@ def sources() -> Vectors:
         "%%detgen\nx\u3000",
         "%%detgen\nx\x85\u2028\ufeff",
         "%%detgen\nx\x1f\x0b\x0c \n",
+        "%%detgen --text\nThe capital of France is \n \n",
+        "%%time\n%%capture kept\n\n\x1f%%detgen\nx \n",
+        "%%!\n%%detgen\nx ",
+        "%%bash -x\n%%detgen\nx ",
+        "%%detgenx\n%%detgen\nx ",
+        "%%time\x85y\n%%detgen\nx ",
+        "%%time\r%%detgen\rx \r",
+        "det.generate('x') \t\n",
     ]
     return {
         "about": "A cell's source, how it is normalised, and its digest.",

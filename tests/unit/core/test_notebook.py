@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.notebook import KEY, RUN_KEY, check_cell, read_notebook
+from jupyter_detllm.core.promotion import Update, promote
+from jupyter_detllm.core.stamp import source_digest
 from jupyter_detllm.core.verdict import PolicyKind, Verdict
 from jupyter_detllm.errors import NotebookError
 from tests.builders import cell, make_stamp, notebook, promoted, stamped_cell, with_actual
@@ -357,3 +360,31 @@ def test_a_fingerprint_that_no_notebook_holds_leaves_its_fields_unknown() -> Non
     assert outcome.verdict is Verdict.DRIFT
     assert outcome.reasons[0].startswith("fingerprint: ")
     assert isinstance(other.fingerprint, Fingerprint)
+
+
+@pytest.mark.parametrize("head", ["%%detgen cap --text", "%%time\n%%detgen cap"])
+def test_a_blank_at_the_end_of_a_prompt_is_another_source(head: str) -> None:
+    source = f"{head}\nThe capital of France is"
+    stamp = make_stamp(source, name="cap", prompts=["The capital of France is"])
+    book = with_actual(promoted(stamped_cell(source, stamp)), 1, stamp)
+    assert verdict_of(book) is Verdict.MATCH
+    for end, verdict in (("\n\n \n", Verdict.MATCH), (" ", Verdict.STALE), ("\t\n", Verdict.STALE)):
+        changed = copy.deepcopy(book)
+        changed["cells"][0]["source"] = source + end
+        assert verdict_of(changed) is verdict
+        # Run again, it is a new reference without being asked for.
+        fresh = make_stamp(source + end, name="cap", prompts=[f"The capital of France is{end}"])
+        again = promote(with_actual(changed, 1, fresh), Update.NEW)[0]
+        assert verdict_of(again) is Verdict.RECORDED
+
+
+def test_stamps_of_sources_trimmed_at_the_end_stay_comparable() -> None:
+    """Earlier versions digested `source` without the white space at its end."""
+    source = "%%detgen cap --text\nThe capital of France is "
+    old = make_stamp(source.rstrip(), name="cap", prompts=["The capital of France is "])
+    book = with_actual(promoted(stamped_cell(source, old)), 1, old)
+    assert verdict_of(book) is Verdict.MATCH
+    now = replace(old, source=source_digest(source))
+    assert verdict_of(with_actual(book, 1, now)) is Verdict.MATCH
+    book["cells"][0]["source"] = source + " "
+    assert verdict_of(book) is Verdict.STALE

@@ -120,3 +120,19 @@ def test_malformed_messages_are_refused(data: object, message: str) -> None:
 def test_a_body_that_is_not_json(body: str) -> None:
     with pytest.raises(RequestError):
         prompts_of([body], "messages")
+
+
+@given(*[st.text(" \t\v\f\r\n-a\u3000", max_size=12)] * 2)
+def test_one_source_digest_is_one_list_of_prompts(one: str, other: str) -> None:
+    """What the digest of a source leaves out, no prompt holds."""
+
+    def prompts(body: str) -> list[str]:
+        try:
+            return split_body(body)
+        except RequestError:
+            return []
+
+    sources = [f"%%detgen\n{body}" for body in (one, other, f"{one}\n \t\n", one.rstrip("\n"))]
+    found = {normalise_source(source): prompts(source.partition("\n")[2]) for source in sources}
+    for source in sources:
+        assert found[normalise_source(source)] == prompts(source.partition("\n")[2])
