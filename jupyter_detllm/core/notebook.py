@@ -95,6 +95,8 @@ class CellView:
         The same as stored.
     same_run
         Whether the output is from the run that was promoted.
+    actual_run, reference_run
+        Ids of the runs that both come from, "" where there is none.
     problems
         What could not be read, one line each.
     """
@@ -111,6 +113,8 @@ class CellView:
     actual_json: JsonObject | None = None
     reference_json: JsonObject | None = None
     same_run: bool = False
+    actual_run: str = ""
+    reference_run: str = ""
     problems: tuple[str, ...] = ()
 
     @property
@@ -338,6 +342,8 @@ def _cell(cell: JsonObject, context: _Context) -> CellView | None:
         actual_json=stamped if isinstance(stamped, dict) else None,
         reference_json=reference_json if isinstance(reference_json, dict) else None,
         same_run=_same_run(run, meta, stamped),
+        actual_run=run or "",
+        reference_run=recorded if isinstance(recorded := meta.get("recorded_run"), str) else "",
         problems=tuple(problems),
     )
 

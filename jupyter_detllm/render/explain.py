@@ -344,6 +344,8 @@ def _between(cell: CellReport) -> str | None:
         return _about_divergence(cell)
     if cell.verdict is Verdict.TOKENS_MATCH:
         return None if cell.accepted else "accept it with --policy tokens"
+    if cell.outcome.rule == "same-run":
+        return "compare files of two runs: one may be written by `jupyter detllm rerun --save`"
     if cell.verdict is Verdict.STALE:
         return "compare cells with the same requests: prompt, parameters or seed differ"
     one_sided = cell.view.reference is None or cell.view.actual is None

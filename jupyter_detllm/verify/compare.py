@@ -58,6 +58,10 @@ class _Side:
             return cell.reference
         return cell.actual or cell.reference
 
+    def run_of(self, cell: CellView) -> str:
+        """Return the id of the run that the compared stamp comes from, "" if it has none."""
+        return cell.actual_run if self.stamp(cell) is cell.actual else cell.reference_run
+
     def note(self) -> str:
         """Say what this side is."""
         if self.notebook is None:
@@ -177,8 +181,13 @@ def _outcome(pair: _Pair, left: _Side, right: _Side) -> Outcome:
     reference, actual = left.stamp(a), right.stamp(b)
     if reference is None or actual is None:
         raise AssertionError("a cell without a problem is compared by its stamp")
-    outcome = decide(_facts(reference, actual))
+    runs = {left.run_of(a), right.run_of(b)} - {""}
+    # As within one notebook: equal stamps are one run unless their ids say that they are two.
+    same = len(runs) < 2 and reference.digest == actual.digest
+    outcome = decide(replace(_facts(reference, actual), same_run=same))
     comparison = outcome.facts.comparison
+    if outcome.rule == "same-run":
+        return replace(outcome, reasons=("both sides are the same run: nothing was compared",))
     if outcome.verdict is Verdict.STALE and comparison is not None:
         counts = f"{len(comparison.missing)} only in A, {len(comparison.extra)} only in B"
         outcome = replace(outcome, reasons=(f"the requests differ: {counts}",))
@@ -247,8 +256,16 @@ def _environment(
     a, b = left[0], right[0]
     missing = _not_compared(_groups(a), _groups(b))
     fields = diff_fingerprints(_without(a, missing), _without(b, missing))
-    lines = tuple(f"{group}: only {name} recorded it" for group, name in sorted(missing.items()))
-    return EnvironmentReport(left[1], right[1], fields, lines, cells, decides)
+    lines = [f"{group}: only {name} recorded it" for group, name in sorted(missing.items())]
+    if not _telling(_without(a, missing)) & _telling(_without(b, missing)):
+        lines.append("A and B have no field in common that can change results")
+    return EnvironmentReport(left[1], right[1], fields, tuple(lines), cells, decides)
+
+
+def _telling(fingerprint: Fingerprint) -> set[str]:
+    """Return the names of the fields with a value that can change results."""
+    fields = {**fingerprint.identity, **fingerprint.numerics}
+    return {name for name, value in fields.items() if value is not None}
 
 
 def _not_compared(left: set[str], right: set[str]) -> dict[str, str]:

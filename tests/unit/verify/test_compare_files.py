@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -133,7 +134,7 @@ def test_two_servers_by_their_notebooks(
         return promoted(stamped_cell(SOURCE, make_stamp(SOURCE, [text], name="haiku", fields=kept)))
 
     a = save(tmp_path / "a.ipynb", book(SERVER_A, "An old pond."))
-    b = save(tmp_path / "b.ipynb", book(server, text))
+    b = save(tmp_path / "b.ipynb", of_another_run(book(server, text)))
     report = compare_paths(a, b)
     (found,) = only(report).cells
     assert found.verdict is verdict
@@ -212,10 +213,20 @@ def test_a_notebook_against_each_of_its_fingerprints(tmp_path: Path) -> None:
 # Cells of two notebooks.
 
 
+def of_another_run(book: dict[str, Any], run_id: str | None = "run-b") -> dict[str, Any]:
+    out = copy.deepcopy(book)
+    for made in out["cells"]:
+        for output in made["outputs"]:
+            output["metadata"]["detllm_run"]["run_id"] = run_id
+        if "detllm" in made["metadata"]:
+            made["metadata"]["detllm"]["recorded_run"] = run_id
+    return out
+
+
 def books(tmp_path: Path, left: list[Any], right: list[Any]) -> tuple[Path, Path]:
     return (
         save(tmp_path / "a.ipynb", notebook(*left)),
-        save(tmp_path / "b.ipynb", notebook(*right)),
+        save(tmp_path / "b.ipynb", of_another_run(notebook(*right))),
     )
 
 
@@ -297,7 +308,8 @@ def test_other_level_and_broken_stamps(tmp_path: Path) -> None:
 )
 def test_the_side_that_is_compared(side: str | None, verdict: Verdict, tmp_path: Path) -> None:
     book = promoted(stamped_cell(SOURCE))
-    again = with_actual(book, 1, make_stamp(SOURCE, ["An old frog."], name="haiku"))
+    again = of_another_run(book)
+    again = with_actual(again, 1, make_stamp(SOURCE, ["An old frog."], name="haiku"))
     left, right = save(tmp_path / "a.ipynb", book), save(tmp_path / "b.ipynb", again)
     report = compare_paths(left, right, which=Which(side or "one"))
     assert list(verdicts(report).values()) == [verdict]
@@ -306,6 +318,7 @@ def test_the_side_that_is_compared(side: str | None, verdict: Verdict, tmp_path:
 def test_cleared_outputs_leave_the_references(tmp_path: Path) -> None:
     book = promoted(stamped_cell(SOURCE))
     left = save(tmp_path / "a.ipynb", book)
+    book = of_another_run(book)
     book["cells"][0]["outputs"] = []
     right = save(tmp_path / "b.ipynb", book)
     report = compare_paths(left, right)
@@ -345,6 +358,52 @@ def test_sides_are_called_a_and_b(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert '    B         " was"' in out
     assert "stamp --update" not in out
     assert "recorded  " not in out
+
+
+def test_a_file_against_its_own_copy_compares_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = promoted(stamped_cell(SOURCE))
+    a, b = save(tmp_path / "a.ipynb", book), save(tmp_path / "b.ipynb", book)
+    for which in Which.ONE, Which.ACTUAL, Which.REFERENCE:
+        report = compare_paths(a, b, which=which)
+        assert list(verdicts(report).values()) == [Verdict.RECORDED]
+        assert report.exit_code == 3
+    assert main(["compare", str(a), str(b)]) == 3
+    out = capsys.readouterr().out
+    assert "both sides are the same run: nothing was compared" in out
+    assert "compare files of two runs" in out
+    # Equal stamps without ids may be of one run; ids that differ, or other contents, are not.
+    nameless = save(tmp_path / "c.ipynb", of_another_run(book, None))
+    other = save(tmp_path / "d.ipynb", of_another_run(book))
+    edited = make_stamp(SOURCE, ["An old frog."], name="haiku")
+    changed = save(tmp_path / "e.ipynb", with_actual(book, 1, edited, run_id="run-1"))
+    assert compare_paths(a, nameless).exit_code == 3
+    assert compare_paths(a, other).exit_code == 0
+    assert compare_paths(a, changed).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ({}, {}),
+        ({}, SERVER_A),
+        ({"hardware.gpu_memory": "1"}, {"hardware.gpu_memory": "1"}),
+        ({"software.vllm": "1"}, {"software.torch": "1"}),
+    ],
+)
+def test_fingerprints_without_a_common_field_verify_nothing(
+    left: Mapping[str, FieldValue], right: Mapping[str, FieldValue], tmp_path: Path
+) -> None:
+    a = save_fingerprint(tmp_path / "a.json", left)
+    b = save_fingerprint(tmp_path / "b.json", right)
+    report = compare_paths(a, b)
+    assert report.exit_code in (1, 3)
+    (found,) = only(report).environment
+    assert found.missing[-1] == "A and B have no field in common that can change results"
+    if not left:
+        assert report.exit_code == 3
+        assert "not verified" in render_report(report, "text")
 
 
 # Files that are neither, and the command line.
