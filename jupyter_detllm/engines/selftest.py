@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from jupyter_detllm.core.canonical import Json
+from jupyter_detllm.core.circumstances import NOT_HELD
 from jupyter_detllm.core.compare import EvidenceState, PairComparison, compare_generations
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import (
@@ -547,9 +548,10 @@ class SelfTest:
         total = sum(row.completions for row in self.rows)
         equal = sum(row.bitwise for row in self.rows)
         what = "bitwise equal" if self.evidence else "equal in tokens (no logprobs to compare)"
+        end = reach if self.held else f"; {NOT_HELD} ({self.first})"
         return (
             f"{self.form} self-test: {equal} of {total} completions {what} "
-            f"in {len(self.rows)} compositions{reach}"
+            f"in {len(self.rows)} compositions{end}"
         )
 
     def to_json(self) -> dict[str, Json]:

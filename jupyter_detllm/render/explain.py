@@ -48,6 +48,7 @@ __all__ = [
 MAX_LINES = 15
 _COLUMNS = 64
 _FIELDS = 3
+_SPARE = ("evidence", "sampled", "prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +68,45 @@ def explain(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> tuple[Remar
     """Return the lines about a cell, the heading first, at most 15."""
     lines = [Remark("", _heading(cell))]
     history = _since(cell)
+    beside = _circumstances(cell, side_labels(mode))
     if cell.verdict in (Verdict.DRIFT, Verdict.DIVERGED):
-        room = _FIELDS - len(history) - len(cell.outcome.facts.possible_causes)
+        room = _FIELDS - len(history) - len(cell.outcome.facts.possible_causes) - len(beside)
         lines += _difference(cell, side_labels(mode), room)
     elif cell.verdict is not Verdict.MATCH:
         lines += [Remark("why", clip(visible(r), 3 * _COLUMNS)) for r in cell.outcome.reasons[:6]]
         lines += _incidental(cell)
-    lines += history
+    lines += [*beside, *history]
     hint = advice(cell, path, mode)
     if hint is not None:
         lines.append(Remark("next", hint))
+    lines = _fitted(lines)
     if len(lines) > MAX_LINES:
         raise AssertionError("an explanation has at most 15 lines")
     return tuple(lines)
+
+
+def _fitted(lines: list[Remark]) -> list[Remark]:
+    """Return at most 15 lines, without those that can be missed the most easily."""
+    for label in _SPARE:
+        if len(lines) > MAX_LINES:
+            lines = [line for line in lines if line.label != label]
+    return lines
+
+
+def _circumstances(cell: CellReport, labels: tuple[str, str]) -> list[Remark]:
+    """Say what speaks against either side, also where both are equal."""
+    sides = list(zip(labels, cell.circumstances, strict=True))
+    late = [f"{label}: {_listed(found.late)}" for label, found in sides if found.late]
+    tests = [f"{label}: {found.self_test}" for label, found in sides if found.self_test]
+    lines = [Remark("late", f"{'; '.join(late)} came too late")] if late else []
+    if tests:
+        lines.append(Remark("self-test", clip(visible("; ".join(tests)), 3 * _COLUMNS)))
+    return lines
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return clip(visible(", ".join(names[:3])), _COLUMNS) + more
 
 
 def _heading(cell: CellReport) -> str:
@@ -134,7 +161,7 @@ def _update(cell: CellReport) -> str:
 
 
 def _difference(cell: CellReport, labels: tuple[str, str], shown: int) -> list[Remark]:
-    lines = _cause(cell.outcome.facts.fields, shown)
+    lines = _cause(cell.outcome.facts.fields, max(shown, 1))
     lines += [Remark("", clip(why, 3 * _COLUMNS)) for why in cell.outcome.facts.possible_causes]
     comparison = cell.outcome.facts.comparison
     if comparison is None or comparison.first is None:

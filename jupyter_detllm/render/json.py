@@ -83,6 +83,10 @@ def _cell(cell: CellReport, path: str, mode: Mode) -> dict[str, Json]:
         "fields": [_field(diff) for diff in facts.fields],
         "possible_causes": list(facts.possible_causes),
         "comparison": None if facts.comparison is None else _comparison(facts.comparison),
+        "circumstances": {
+            side: {"late": list(found.late), "self_test": found.self_test}
+            for side, found in zip(("reference", "actual"), cell.circumstances, strict=True)
+        },
         "since": None if differs_since is None else differs_since.value,
         "explanation": lines,
     }

@@ -69,7 +69,7 @@ def _title(notebook: NotebookReport) -> list[str]:
 
 
 def _equal(cell: CellReport) -> bool:
-    return cell.verdict is Verdict.MATCH and cell.standing is Standing.ACCEPTED
+    return cell.verdict is Verdict.MATCH and cell.standing is Standing.ACCEPTED and cell.plain
 
 
 def _cell(cell: CellReport, path: str, mode: Mode, paint: _Paint) -> list[str]:

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from jupyter_detllm import __version__
-from jupyter_detllm.core.fields import Role, spec_of
+from jupyter_detllm.core.circumstances import changes_results
 from jupyter_detllm.core.notebook import (
     KEY,
     RUN_KEY,
@@ -322,12 +322,7 @@ def _lines(report: CellReport) -> list[list[str]]:
 def _late(view: NotebookView) -> list[str]:
     """Return the controls that came too late for some stamp, and change results."""
     names = dict.fromkeys(n for cell in view.cells if cell.actual for n in cell.actual.late)
-    specs = ((name, spec_of(f"controls.{name}")) for name in names)
-    return [
-        clip(visible(name), _LINE)
-        for name, spec in specs
-        if spec is not None and spec.role is Role.NUMERICS
-    ]
+    return [clip(visible(name), _LINE) for name in filter(changes_results, names)]
 
 
 def _patch(before: JsonObject, after: JsonObject) -> dict[str, Any] | None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from jupyter_detllm.controls.guard import child_environment
+from jupyter_detllm.core.circumstances import changes_results
 from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
-from jupyter_detllm.core.fields import Role, spec_of
+from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import CellView, NotebookView, check_cell
@@ -499,15 +500,10 @@ class _Bisection:
         output = self._sides.present
         if output is self._reference or self._judged(self._reference.calls, output)[0]:
             return text
-        late = [name for name in output.late if _counts(name)]
+        late = [name for name in output.late if changes_results(name)]
         if late:
             return f"{text}; in the output's kernel these controls came late: {', '.join(late)}"
         names = [diff.name for diff in facts_of(output, unchanged).fields]
         if names:
             return f"{text}; the output was made with a different {', '.join(names[:4])}"
         return f"{text}; the output's difference lies in the kernel that made it"
-
-
-def _counts(control: str) -> bool:
-    spec = spec_of(f"controls.{control}")
-    return spec is not None and spec.role is Role.NUMERICS

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from jupyter_detllm.core.circumstances import Circumstances, circumstances_of
 from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff
 from jupyter_detllm.core.notebook import CellView
@@ -101,6 +102,16 @@ class CellReport:
     def verdict(self) -> Verdict:
         """The verdict, whatever the policy."""
         return self.outcome.verdict
+
+    @property
+    def circumstances(self) -> tuple[Circumstances, Circumstances]:
+        """What speaks against the reference side and the actual side, whatever the verdict."""
+        return circumstances_of(self.view.reference), circumstances_of(self.view.actual)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the verdict is all that is to be said about the cell."""
+        return self.circumstances == (Circumstances(), Circumstances())
 
     @property
     def standing(self) -> Standing:

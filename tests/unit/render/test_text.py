@@ -303,3 +303,53 @@ def test_a_sampled_margin_is_not_called_confident() -> None:
     assert margin.label == "margin"
     assert "nats" in margin.text
     assert not any(f"({kind})" in margin.text for kind in ("tie", "near-tie", "confident"))
+
+
+FAILED = "short self-test: 6 of 8 completions bitwise equal in 2 compositions"
+
+
+@pytest.mark.parametrize("verdict", [Verdict.MATCH, Verdict.DRIFT, Verdict.STALE])
+def test_what_speaks_against_a_side_is_said_under_every_verdict(verdict: Verdict) -> None:
+    fields = {"torch.threads": 4} if verdict is Verdict.DRIFT else {}
+    text = "An old frog." if verdict is Verdict.DRIFT else "An old pond."
+    book = book_of("An old pond.", text, fields=fields)
+    now = make_stamp(SOURCE, [text], name="haiku", fields=fields, late=["OMP_NUM_THREADS"])
+    book = with_actual(book, 1, replace(now, self_test=FAILED))
+    if verdict is Verdict.STALE:
+        book["cells"][0]["source"] = f"{SOURCE} Now."
+    report = Report(Mode.CHECK, (check_notebook("n.ipynb", book),))
+    (cell,) = report.cells
+    assert cell.verdict is verdict
+    assert "    late      now: OMP_NUM_THREADS came too late\n" in render(report)
+    assert f"    self-test now: {FAILED}\n" in render(report)
+    validate(report)
+    (data,) = json.loads(render_report(report, "json"))["notebooks"][0]["cells"]
+    assert data["circumstances"] == {
+        "reference": {"late": [], "self_test": ""},
+        "actual": {"late": ["OMP_NUM_THREADS"], "self_test": FAILED},
+    }
+
+
+def test_a_self_test_that_held_and_a_control_that_changes_nothing_are_not_said() -> None:
+    held = FAILED.replace("6 of", "8 of")
+    stamp = make_stamp(SOURCE, name="haiku", late=["PYTHONHASHSEED"])
+    book = promoted(stamped_cell(SOURCE, stamp))
+    book = with_actual(book, 1, replace(stamp, self_test=held))
+    assert lines_of(book) == ["|cell 1 (haiku): match"]
+    lost = replace(stamp, self_test=f"{held}; the level does not hold (kernel x: differs)")
+    assert lines_of(with_actual(book, 1, lost))[1].startswith("self-test|now: short self-test")
+
+
+def test_many_equal_cells_are_folded_but_those_with_something_against_them() -> None:
+    stamp = make_stamp(SOURCE, name="haiku")
+    many = [
+        with_actual(promoted(stamped_cell(f"%%detgen c{i}\nx")), 1, make_stamp(f"%%detgen c{i}\nx"))
+        for i in range(22)
+    ]
+    late = with_actual(
+        promoted(stamped_cell(SOURCE, stamp)), 1, replace(stamp, late=("OMP_NUM_THREADS",))
+    )
+    book = notebook(*[cell for one in (*many, late) for cell in one["cells"]])
+    text = render(Report(Mode.CHECK, (check_notebook("n.ipynb", book),)))
+    assert "cell 23 (haiku): match" in text
+    assert "cell 1 " not in text
