@@ -36,10 +36,15 @@ __all__ = [
 
 
 class EvidenceState(StrEnum):
-    """How the evidence of two equal prefixes compares."""
+    """How the evidence of two equal prefixes compares.
+
+    `INCOMPARABLE`: both sides have some, with another number of logprobs per token or about other
+    tokens.
+    """
 
     BITWISE = "bitwise"
     DIFFERS = "differs"
+    INCOMPARABLE = "incomparable"
     ABSENT = "absent"
 
 
@@ -145,10 +150,25 @@ class Comparison:
     def evidence(self) -> EvidenceState:
         """The weakest evidence state over all pairs."""
         states = {pair.evidence for pair in self.pairs}
-        for state in (EvidenceState.ABSENT, EvidenceState.DIFFERS):
+        for state in (
+            EvidenceState.ABSENT,
+            EvidenceState.INCOMPARABLE,
+            EvidenceState.DIFFERS,
+        ):
             if state in states:
                 return state
         return EvidenceState.BITWISE
+
+    @property
+    def incomparable(self) -> str:
+        """Why evidence that both sides have was not compared; "" without such."""
+        for pair in self.pairs:
+            left, right = pair.reference.evidence, pair.actual.evidence
+            if pair.evidence is EvidenceState.INCOMPARABLE and left and right:
+                if left.k != right.k:
+                    return f"evidence has {left.k} logprobs a token here, {right.k} there"
+                return "evidence was kept of other tokens on each side"
+        return ""
 
     @property
     def gap(self) -> float | None:
@@ -214,14 +234,16 @@ def _evidence_gap(
     reference: TokenEvidence | None, actual: TokenEvidence | None, prefix: int
 ) -> tuple[EvidenceState, float | None, int | None]:
     """Return state, largest gap and its position over the first `prefix` tokens."""
-    if reference is None or actual is None or reference.k != actual.k:
+    if reference is None or actual is None:
         return EvidenceState.ABSENT, None, None
+    if reference.k != actual.k:
+        return EvidenceState.INCOMPARABLE, None, None
     left, right = _rows(reference, prefix), _rows(actual, prefix)
     if left == right:
         return EvidenceState.BITWISE, 0.0, None
     shared = [position for position in left if position in right]
     if not shared:
-        return EvidenceState.ABSENT, None, None
+        return EvidenceState.INCOMPARABLE, None, None
     gaps = [(_row_gap(left[p], right[p]), p) for p in shared]
     gap, where = max(gaps, key=lambda item: (item[0], -item[1]))
     return EvidenceState.DIFFERS, gap, where

@@ -182,6 +182,8 @@ def _tokens_match(facts: Facts) -> tuple[str, ...] | None:
         return ("tokens are equal, but they were decoded to another text",)
     if comparison.evidence is EvidenceState.ABSENT:
         return ("tokens are equal; evidence is absent on a side",)
+    if comparison.evidence is EvidenceState.INCOMPARABLE:
+        return (f"tokens are equal; {comparison.incomparable}: logprobs were not compared",)
     gap = "" if comparison.gap is None else f" by up to {comparison.gap:.3g}"
     return (f"tokens are equal; logprobs differ{gap}", *facts.possible_causes)
 
@@ -389,7 +391,8 @@ class Policy:
 
     def _within(self, comparison: Comparison) -> bool:
         gap = comparison.gap
-        shown = comparison.evidence is not EvidenceState.ABSENT and comparison.text_equal
+        compared = (EvidenceState.BITWISE, EvidenceState.DIFFERS)
+        shown = comparison.evidence in compared and comparison.text_equal
         return shown and gap is not None and gap <= self.atol
 
     def _prefix(self, comparison: Comparison) -> bool:

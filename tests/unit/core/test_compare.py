@@ -141,19 +141,36 @@ def test_another_runner_up_differs_without_a_gap() -> None:
     assert (pair.evidence, pair.gap) == (EvidenceState.DIFFERS, 0.0)
 
 
-def test_evidence_absent_on_a_side_of_another_k_or_at_other_positions() -> None:
+def test_evidence_absent_on_a_side_is_not_evidence_of_another_k_or_of_other_tokens() -> None:
     ours = generation("a b")
     assert ours.evidence is not None
     bare = replace(ours, evidence=None)
     other_k = replace(ours, evidence=replace(ours.evidence, k=5))
-    for other in (bare, other_k):
+    for other, state in ((bare, EvidenceState.ABSENT), (other_k, EvidenceState.INCOMPARABLE)):
         pair = compare(ours, other)
-        assert (pair.evidence, pair.gap) == (EvidenceState.ABSENT, None)
+        assert (pair.evidence, pair.gap) == (state, None)
     assert compare(bare, bare).evidence is EvidenceState.ABSENT
     first = replace(ours, evidence=TokenEvidence(2, (0.0,), (-1.0,), (1,), positions=(0,)))
     second = replace(ours, evidence=TokenEvidence(2, (0.0,), (-1.0,), (1,), positions=(1,)))
-    assert compare(first, second).evidence is EvidenceState.ABSENT
+    assert compare(first, second).evidence is EvidenceState.INCOMPARABLE
     assert compare(first, first).evidence is EvidenceState.BITWISE
+
+
+def test_the_reason_says_why_evidence_was_not_compared() -> None:
+    def reason(other: TokenEvidence) -> str:
+        left = make_stamp(SOURCE, ["a b"])
+        right = make_stamp(SOURCE, [replace(generation("a b"), evidence=other)])
+        outcome = decide(facts_of(left, right))
+        assert outcome.verdict is Verdict.TOKENS_MATCH
+        return outcome.reasons[0]
+
+    ours = generation("a b").evidence
+    assert ours is not None
+    assert reason(replace(ours, k=5)) == (
+        "tokens are equal; evidence has 2 logprobs a token here, 5 there: logprobs were not compared"
+    )
+    none = TokenEvidence(2, (), (), (), positions=())
+    assert "evidence was kept of other tokens on each side" in reason(none)
 
 
 def test_kept_positions_are_compared_where_both_have_them() -> None:

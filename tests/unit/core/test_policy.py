@@ -23,6 +23,9 @@ def comparison(reference: list[str | Generation], actual: list[str | Generation]
 EQUAL = comparison(["a b c"], ["a b c"])
 GAP = comparison(["a b c"], [generation("a b c", margins={1: 1.25})])
 ABSENT = comparison(["a b c"], [generation("a b c", with_evidence=False)])
+_GIVEN = generation("a b c")
+assert _GIVEN.evidence is not None
+OTHER_K = comparison(["a b c"], [replace(_GIVEN, evidence=replace(_GIVEN.evidence, k=5))])
 OTHER_TEXT = comparison(["a b c"], [replace(generation("a b c", margins={1: 1.25}), text="a")])
 DIFFERS = comparison(["a b c d"], ["a b x d"])
 ENDED = comparison(["a b c d"], ["a b"])
@@ -46,6 +49,8 @@ T, D, X = Verdict.TOKENS_MATCH, Verdict.DRIFT, Verdict.DIVERGED
         ("within(0.2)", T, GAP, False),
         ("within(9)", T, ABSENT, False),
         ("within(9)", T, OTHER_TEXT, False),
+        ("tokens", T, OTHER_K, True),
+        ("within(9)", T, OTHER_K, False),
         ("within(9)", D, DIFFERS, False),
         ("within(9)", T, None, False),
         ("prefix(1)", T, GAP, True),
