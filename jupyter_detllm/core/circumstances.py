@@ -1,4 +1,4 @@
-"""What a report says beside a verdict: what speaks against either side."""
+"""What a report says beside a verdict: what speaks against a side, and what no rule compares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.stamp import Stamp
 
-__all__ = ["NOT_HELD", "Circumstances", "changes_results", "circumstances_of"]
+__all__ = ["NOT_HELD", "Circumstances", "Uncovered", "changes_results", "circumstances_of", "uncovered"]
 
 _COUNTS = re.compile(r"(\d+) of (\d+) completions")
 NOT_HELD = "the level does not hold"
@@ -45,6 +45,27 @@ def circumstances_of(stamp: Stamp | None) -> Circumstances:
         tuple(filter(changes_results, stamp.late)),
         stamp.self_test if _failed(stamp.self_test) else "",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Uncovered:
+    """What both sides say differently, and no verdict depends on."""
+
+    name: str
+    reference: str
+    actual: str
+
+
+def uncovered(reference: Stamp | None, actual: Stamp | None) -> tuple[Uncovered, ...]:
+    """Return what two stamps with equal requests say differently."""
+    if reference is None or actual is None:
+        return ()
+    pairs = (
+        ("model name", reference.model.name, actual.model.name),
+        ("cell name", reference.name, actual.name),
+        ("root seed", str(reference.root_seed), str(actual.root_seed)),
+    )
+    return tuple(Uncovered(name, a, b) for name, a, b in pairs if a != b)
 
 
 def _failed(line: str) -> bool:

@@ -118,6 +118,9 @@ class Comparison:
     cached
         How many requests of the actual side were answered from the result cache: if there are
         any, equal generations verify nothing.
+    retold
+        What a request with equal tokens, parameters and seeds says otherwise on the other side,
+        one line each.
     """
 
     pairs: tuple[PairComparison, ...]
@@ -125,6 +128,7 @@ class Comparison:
     extra: tuple[Digest, ...]
     batch_equal: bool
     cached: int = 0
+    retold: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -268,11 +272,10 @@ def _distance(a: float, b: float) -> float:
 
 
 _Key = tuple[Digest, int]
+_Requests = dict[_Key, tuple[GenerationRequest, tuple[Generation, ...]]]
 
 
-def _indexed(
-    calls: Sequence[Call],
-) -> dict[_Key, tuple[GenerationRequest, tuple[Generation, ...]]]:
+def _indexed(calls: Sequence[Call]) -> _Requests:
     """Return requests with their generations by (digest, occurrence), in order."""
     found = [pair for call in calls for pair in call.by_request()]
     digests = [request.digest for request, _ in found]
@@ -294,7 +297,23 @@ def compare_calls(reference: Sequence[Call], actual: Sequence[Call]) -> Comparis
         tuple(digest for digest, count in right if (digest, count) not in left),
         same_batches(reference, actual),
         sum(len(call.cached) for call in actual),
+        tuple(_retold(left, right)),
     )
+
+
+def _retold(left: _Requests, right: _Requests) -> Iterator[str]:
+    """Yield what a request that both sides hold says otherwise, though its digest is equal."""
+    for number, (key, (recorded, _)) in enumerate(left.items(), start=1):
+        actual = right[key][0] if key in right else recorded
+        what = None
+        if recorded.kind is not actual.kind:
+            what = f"its kind is {actual.kind}, recorded was {recorded.kind}"
+        elif recorded.prompt_length != actual.prompt_length:
+            what = f"its prompt has {actual.prompt_length} tokens, recorded {recorded.prompt_length}"
+        elif recorded.prompt != actual.prompt and recorded.prompt and actual.prompt:
+            what = "its prompt reads otherwise"
+        if what is not None:
+            yield f"request {number}: {what}, though the digest of its tokens is equal"
 
 
 def same_batches(reference: Sequence[Call], actual: Sequence[Call]) -> bool:

@@ -143,6 +143,10 @@ def _other_requests(facts: Facts) -> tuple[str, ...] | None:
     )
 
 
+def _retold_requests(facts: Facts) -> tuple[str, ...] | None:
+    return None if facts.comparison is None else facts.comparison.retold or None
+
+
 def _tokens_differ(facts: Facts) -> bool:
     return facts.comparison is not None and not facts.comparison.tokens_equal
 
@@ -196,6 +200,7 @@ RULES: tuple[Rule, ...] = (
     Rule("same-run", Verdict.RECORDED, _same_run),
     Rule("incomparable", Verdict.NOT_COMPARABLE, lambda facts: facts.incomparable or None),
     Rule("other-requests", Verdict.STALE, _other_requests),
+    Rule("retold-requests", Verdict.STALE, _retold_requests),
     Rule("drift", Verdict.DRIFT, _drift),
     Rule("diverged", Verdict.DIVERGED, _diverged),
     Rule("cached", Verdict.RECORDED, _cached),
@@ -261,6 +266,10 @@ def _beyond(reference: Stamp, actual: Stamp) -> str | None:
 
 def _incomparables(reference: Stamp, actual: Stamp) -> tuple[str, ...]:
     out = model_differences(reference.model, actual.model)
+    names = (actual.model.name, reference.model.name)
+    if reference.model.weights is None and actual.model.weights is None and len(set(names)) > 1:
+        # Nothing else says which weights they were.
+        out = (*out, f"another model: its name is {names[0]!r:.60}, recorded was {names[1]!r:.60}")
     if reference.level is not actual.level:
         out = (*out, f"another level: {actual.level}, recorded was {reference.level}")
     return out

@@ -48,7 +48,7 @@ __all__ = [
 MAX_LINES = 15
 _COLUMNS = 64
 _FIELDS = 3
-_SPARE = ("evidence", "sampled", "prompt")
+_SPARE = ("evidence", "sampled", "prompt", "context")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,20 @@ def _fitted(lines: list[Remark]) -> list[Remark]:
 
 
 def _circumstances(cell: CellReport, labels: tuple[str, str]) -> list[Remark]:
-    """Say what speaks against either side, also where both are equal."""
+    """Say what speaks against either side, also where both are equal, and what is not covered."""
     sides = list(zip(labels, cell.circumstances, strict=True))
     late = [f"{label}: {_listed(found.late)}" for label, found in sides if found.late]
     tests = [f"{label}: {found.self_test}" for label, found in sides if found.self_test]
     lines = [Remark("late", f"{'; '.join(late)} came too late")] if late else []
     if tests:
         lines.append(Remark("self-test", clip(visible("; ".join(tests)), 3 * _COLUMNS)))
+    if cell.uncovered:
+        text = "; ".join(
+            f"{found.name} {quoted(clip(visible(found.reference), 32))} -> "
+            f"{quoted(clip(visible(found.actual), 32))}"
+            for found in cell.uncovered
+        )
+        lines.append(Remark("besides", f"{text}: not covered by the verdict"))
     return lines
 
 
@@ -321,6 +328,8 @@ def advice(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> str | None:
         own = _after_replay(cell, path)
         if own is not None:
             return own
+    if cell.outcome.rule == "retold-requests":
+        return _promote_command(path)
     if cell.verdict is Verdict.DRIFT:
         return _about_drift(cell, path)
     if cell.verdict is Verdict.DIVERGED:

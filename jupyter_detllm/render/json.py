@@ -87,6 +87,10 @@ def _cell(cell: CellReport, path: str, mode: Mode) -> dict[str, Json]:
             side: {"late": list(found.late), "self_test": found.self_test}
             for side, found in zip(("reference", "actual"), cell.circumstances, strict=True)
         },
+        "not_covered": [
+            {"name": found.name, "reference": found.reference, "actual": found.actual}
+            for found in cell.uncovered
+        ],
         "since": None if differs_since is None else differs_since.value,
         "explanation": lines,
     }

@@ -24,6 +24,7 @@ from jupyter_detllm.core.verdict import Policy, PolicyKind, Verdict, facts_of, m
 from jupyter_detllm.engines.base import FAKE, EngineSpec
 from jupyter_detllm.errors import DetLLMError, UsageError, nearest
 from jupyter_detllm.models import DEMO_NAME
+from jupyter_detllm.probes.limits import limits_of
 from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.verify.bisect_plan import (
     BatchComposition,
@@ -199,7 +200,7 @@ def conditions_of(
     options
         Engine options of the user, which win.
     """
-    settings, reasons = settings_of(stamp.fingerprint, platform)
+    settings, reasons = settings_of(stamp.fingerprint, platform, limits_of(platform))
     if settings is None or stamp.fingerprint is None:
         return None, reasons
     chosen = {**dict(settings.options), **(options or {})}

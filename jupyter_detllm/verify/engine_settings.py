@@ -7,6 +7,7 @@ guess. The engine is of the recorded kind, or a server that the user names.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from jupyter_detllm.core.verdict import Facts, facts_of
 from jupyter_detllm.engines.base import FAKE, VLLM, VLLM_SERVER, named_engines
 from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.models.adapter import ADAPTER_OPTION
+from jupyter_detllm.probes.limits import Limits
 from jupyter_detllm.probes.platform import Platform
 
 __all__ = [
@@ -162,7 +164,7 @@ ROWS: tuple[OptionRow, ...] = (
 
 
 def settings_of(
-    fingerprint: Fingerprint | None, platform: Platform
+    fingerprint: Fingerprint | None, platform: Platform, limits: Limits | None = None
 ) -> tuple[EngineSettings | None, tuple[str, ...]]:
     """Return the settings that reach `fingerprint`, or None and the reasons why none do.
 
@@ -172,6 +174,8 @@ def settings_of(
         As it was recorded; None where the notebook has lost it.
     platform
         Where the engine is going to run.
+    limits
+        What exists there; a value beyond is refused. Nothing is known about it by default.
     """
     if fingerprint is None:
         return None, ("the recorded fingerprint is not in the notebook: its engine is unknown",)
@@ -194,10 +198,11 @@ def settings_of(
             continue
         if wanted is not None:
             options[row.option] = wanted
-    if reasons:
-        return None, tuple(reasons)
     if name == VLLM:
         _settle_vllm(options)
+        reasons += [] if limits is None else _beyond(options, limits)
+    if reasons:
+        return None, tuple(reasons)
     return EngineSettings(str(name), tuple(sorted(options.items())), _modifiers(values)), ()
 
 
@@ -209,6 +214,22 @@ def _elsewhere(row: OptionRow, value: FieldValue, platform: Platform) -> bool:
     if row.name != "engine.attention_backend":
         return False
     return platform is Platform.CPU or str(value).startswith("CPU")
+
+
+def _beyond(options: Mapping[str, FieldValue], limits: Limits) -> list[str]:
+    """Return what of the options does not exist here, one line each."""
+    out = [
+        f"{row.name} was {_shown(value)}, which vLLM does not know here"
+        for row in ROWS
+        if isinstance(value := options.get(row.option), str)
+        and value not in limits.values.get(row.name, (value,))
+    ]
+    sizes = [options.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")]
+    ranks = math.prod(size for size in sizes if isinstance(size, int))
+    if ranks > limits.devices:
+        many = f"{limits.devices} {limits.device}{'' if limits.devices == 1 else 's'}"
+        out.append(f"it ran on {ranks} ranks, and this machine has {many}")
+    return out
 
 
 def _settle_vllm(options: dict[str, FieldValue]) -> None:
@@ -246,12 +267,15 @@ Chooser: TypeAlias = Callable[[Stamp], Choice]
 
 
 def as_recorded(
-    models: Mapping[str, str], adapters: Mapping[str, str], platform: Platform
+    models: Mapping[str, str],
+    adapters: Mapping[str, str],
+    platform: Platform,
+    limits: Limits | None = None,
 ) -> Chooser:
     """Return what chooses the engine that a stamp was recorded with."""
 
     def choose(stamp: Stamp) -> Choice:
-        settings, reasons = settings_of(stamp.fingerprint, platform)
+        settings, reasons = settings_of(stamp.fingerprint, platform, limits)
         if settings is None:
             return Choice(reasons=reasons)
         name = stamp.model.name
@@ -302,9 +326,9 @@ def facts_on_server(reference: Stamp, actual: Stamp, present_source: str) -> Fac
     Its level does not prevent the comparison, which the user requested. What the server does not
     report cannot differ; that it is not reported is a difference of its own, named as such.
     """
-    comparable = replace(
-        actual, model=known_of(actual.model, reference.model), level=reference.level
-    )
+    # Its name is the server's own, chosen by the user with its address.
+    model = replace(known_of(actual.model, reference.model), name=reference.model.name)
+    comparable = replace(actual, model=model, level=reference.level)
     facts = facts_of(reference, comparable, present_source=present_source)
     known = tuple(d for d in facts.fields if d.left is not None and d.right is not None)
     return replace(facts, fields=(*known, *_unproven(reference, actual)))

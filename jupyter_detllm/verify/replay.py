@@ -11,6 +11,7 @@ from jupyter_detllm.core.stamp import Call, Run, Stamp, assemble_stamp
 from jupyter_detllm.core.verdict import Facts, Outcome, Policy, decide, facts_of, model_differences
 from jupyter_detllm.engines.base import VLLM_SERVER
 from jupyter_detllm.errors import NotebookError
+from jupyter_detllm.probes.limits import limits_of
 from jupyter_detllm.probes.platform import compute_platform
 from jupyter_detllm.verify.engine_settings import Chooser, as_recorded, facts_on_server
 from jupyter_detllm.verify.job import JobResult, Runner, Task, Watcher, carry_out
@@ -104,7 +105,8 @@ def replay_paths(
 
 def recorded_engines(allowed: Permissions) -> Chooser:
     """Return what chooses the recorded engine of a stamp, here and of what is allowed."""
-    return as_recorded(*allowed_models(allowed.models), compute_platform())
+    platform = compute_platform()
+    return as_recorded(*allowed_models(allowed.models), platform, limits_of(platform))
 
 
 def child_runner() -> Runner:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from jupyter_detllm.core.circumstances import Circumstances, circumstances_of
+from jupyter_detllm.core.circumstances import Circumstances, Uncovered, circumstances_of, uncovered
 from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff
 from jupyter_detllm.core.notebook import CellView
@@ -109,9 +109,17 @@ class CellReport:
         return circumstances_of(self.view.reference), circumstances_of(self.view.actual)
 
     @property
+    def uncovered(self) -> tuple[Uncovered, ...]:
+        """What both sides say differently and the verdict does not depend on."""
+        comparison = self.outcome.facts.comparison
+        if comparison is None or not comparison.pairs or self.verdict is Verdict.STALE:
+            return ()  # other requests explain it
+        return uncovered(self.view.reference, self.view.actual)
+
+    @property
     def plain(self) -> bool:
         """Whether the verdict is all that is to be said about the cell."""
-        return self.circumstances == (Circumstances(), Circumstances())
+        return self.circumstances == (Circumstances(), Circumstances()) and not self.uncovered
 
     @property
     def standing(self) -> Standing:

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jupyter_detllm.core.compare import Divergence, compare_generations
-from jupyter_detllm.core.generation import Generation, Prompt, Sampling
+from jupyter_detllm.core.generation import Generation, Prompt, PromptKind, Sampling
 from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.stamp import ModelIdentity, Stamp
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import UsageError
@@ -353,3 +354,54 @@ def test_many_equal_cells_are_folded_but_those_with_something_against_them() -> 
     text = render(Report(Mode.CHECK, (check_notebook("n.ipynb", book),)))
     assert "cell 23 (haiku): match" in text
     assert "cell 1 " not in text
+
+
+def forged(stamp: Stamp, **changes: Any) -> Stamp:
+    """Return a stamp whose only request has other values; its digests are computed anew."""
+    (call,) = stamp.calls
+    return replace(stamp, calls=(replace(call, requests=(replace(*call.requests, **changes),)),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"prompt": Prompt.chat("London?")}, "its prompt reads otherwise"),
+        ({"prompt": None, "kind": PromptKind.TEXT}, "its kind is text, recorded was chat"),
+        ({"prompt_length": 5}, "its prompt has 5 tokens, recorded 1"),
+    ],
+)
+def test_a_request_retold_with_the_same_tokens_is_no_match(
+    changes: dict[str, Any], reason: str
+) -> None:
+    stamp = make_stamp(SOURCE, name="haiku", prompts=["Paris?"])
+    book = promoted(stamped_cell(SOURCE, stamp))
+    assert lines_of(with_actual(book, 1, stamp)) == ["|cell 1 (haiku): match"]
+    heading, why, step = lines_of(with_actual(book, 1, forged(stamp, **changes)))
+    assert heading == "|cell 1 (haiku): stale"
+    assert why == f"why|request 1: {reason}, though the digest of its tokens is equal"
+    assert "stamp --update all" in step
+
+
+def test_what_no_verdict_depends_on_is_shown_as_not_covered() -> None:
+    stamp = make_stamp(SOURCE, name="haiku")
+    book = promoted(stamped_cell(SOURCE, stamp))
+    other = replace(stamp, root_seed=7, model=replace(stamp.model, name="evil"))
+    book = with_actual(book, 1, other)
+    assert lines_of(book) == [
+        "|cell 1 (haiku): match",
+        'besides|model name "demo" -> "evil"; root seed "0" -> "7": not covered by the verdict',
+    ]
+    report = Report(Mode.CHECK, (check_notebook("n.ipynb", book),))
+    validate(report)
+    (data,) = json.loads(render_report(report, "json"))["notebooks"][0]["cells"]
+    assert [found["name"] for found in data["not_covered"]] == ["model name", "root seed"]
+
+
+def test_a_model_known_by_its_name_alone_is_another_under_another_name() -> None:
+    one = make_stamp(SOURCE, name="haiku", model=ModelIdentity("one"))
+    book = promoted(stamped_cell(SOURCE, one))
+    other = with_actual(book, 1, replace(one, model=ModelIdentity("other")))
+    assert lines_of(other)[:2] == [
+        "|cell 1 (haiku): not_comparable",
+        "why|another model: its name is 'other', recorded was 'one'",
+    ]

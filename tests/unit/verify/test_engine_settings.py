@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 import pytest
@@ -12,6 +13,7 @@ from jupyter_detllm.engines.base import EngineSpec
 from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.engines.fake.model import ENGINE_DEFAULTS
 from jupyter_detllm.engines.start import Modifiers
+from jupyter_detllm.probes.limits import Limits, limits_of
 from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.verify.engine_settings import ROWS, EngineSettings, settings_of
 
@@ -192,3 +194,38 @@ def test_every_row_is_a_field_and_an_option_of_vllm() -> None:
     options = [row.option for row in ROWS if row.option]
     assert len(options) == len(set(options))
     assert not {"trust_remote_code", "model", "load_format", "hf_overrides"} & set(options)
+
+
+HERE = Limits(2, "GPU", {"engine.quantization": frozenset({"fp8"})})
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"engine.quantization": "evil_plugin"}, "'evil_plugin', which vLLM does not know here"),
+        ({"engine.tensor_parallel": 64}, "it ran on 64 ranks, and this machine has 2 GPUs"),
+        ({"engine.tensor_parallel": 2, "engine.pipeline_parallel": 2}, "4 ranks"),
+        ({"engine.tensor_parallel": 2, "engine.quantization": "fp8"}, None),
+        ({"engine.kv_cache_dtype": "of_another_version"}, None),
+    ],
+)
+def test_what_does_not_exist_here_is_refused_before_anything_starts(
+    changed: Mapping[str, FieldValue], reason: str | None
+) -> None:
+    settings, reasons = settings_of(Fingerprint({**VLLM_CPU, **changed}), Platform.CUDA, HERE)
+    assert (settings is None) is (reason is not None)
+    assert reason is None or any(reason in line for line in reasons)
+
+
+def test_the_installed_vllm_is_read_without_importing_it() -> None:
+    before = "vllm" in sys.modules
+    limits = limits_of(Platform.CPU)
+    assert limits.devices >= 1
+    values = limits.values
+    assert {"fp8", "compressed-tensors"} <= values["engine.quantization"]
+    assert {"auto", "fp8_e4m3"} <= values["engine.kv_cache_dtype"]
+    assert {"FLASH_ATTN", "CPU_ATTN"} <= values["engine.attention_backend"]
+    assert not {"evil_plugin", "", "CUSTOM_ATTN"} & frozenset().union(*values.values())
+    assert ("vllm" in sys.modules) is before
+    for platform in Platform:
+        assert settings_of(Fingerprint(VLLM_CPU), platform, limits)[1] == ()
