@@ -38,6 +38,7 @@ from jupyter_detllm.core.source import magic_line
 from jupyter_detllm.errors import UPGRADING, CanonicalError, StampError
 
 __all__ = [
+    "MAX_CALLS",
     "MAX_ITEMS",
     "MAX_TEXT",
     "MAX_TRIES",
@@ -630,7 +631,8 @@ def still_shown(stamp: Stamp, shown: Iterable[str]) -> bool:
 
 
 _FAMILY = "detllm.stamp/"
-MAX_CALLS = 10_000
+MAX_CALLS = 100_000
+"""Maximum calls of one cell, when generating and when reading."""
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 

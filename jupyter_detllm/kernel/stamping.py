@@ -9,7 +9,9 @@ became references (`note_recorded`).
 
 from __future__ import annotations
 
+import json
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,8 +21,16 @@ from jupyter_detllm import __version__
 from jupyter_detllm.core.canonical import Digest, Json
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import GenerationRequest
-from jupyter_detllm.core.notebook import KEY
-from jupyter_detllm.core.stamp import Attempt, Call, Run, Stamp, assemble_stamp, source_digest
+from jupyter_detllm.core.notebook import KEY, MAX_OURS
+from jupyter_detllm.core.stamp import (
+    MAX_CALLS,
+    Attempt,
+    Call,
+    Run,
+    Stamp,
+    assemble_stamp,
+    source_digest,
+)
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.base import GenerationResult, RunStats
 from jupyter_detllm.errors import NotebookError, UsageError, nearest
@@ -39,6 +49,11 @@ if TYPE_CHECKING:
 __all__ = ["CellRecord", "Ledger", "Recorder", "StampRecord", "note_recorded"]
 
 _MOST_FINGERPRINTS = 16
+_MANY_TOKENS = 50_000
+"""Stamps of fewer generated tokens are small enough."""
+_DEPTH = 6
+"""Levels of indentation above a stamp in a notebook."""
+_FEWER = "all prompts in one call, det.generate([...]), or several cells"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +231,11 @@ class CellRecord:
         """Id of the cell, None where the front end sends none."""
         return getattr(self.owner, "cell_id", None)
 
+    @property
+    def full(self) -> bool:
+        """Whether there are more calls than a stamp holds."""
+        return len(self.calls) > MAX_CALLS
+
     def seen(self) -> Counter[Digest]:
         """Return how often each prompt occurred in the calls so far; tries count once."""
         first = (c for c in self.calls if c.attempt is None or c.attempt.number == 1)
@@ -263,11 +283,26 @@ class CellRecord:
         self.calls.append(Call(requests, result.generations))
         self.stats.append(result.stats)
         self.store_prompt = self.store_prompt and store_prompt
+        if len(self.calls) == MAX_CALLS + 1:
+            what = f"this cell has made more than {MAX_CALLS:,} calls and will have no stamp"
+            warnings.warn_explicit(
+                f"detllm: {what}; {_FEWER}", UserWarning, __name__, 0, registry={}
+            )
 
     def stamp(self, source: str) -> Stamp | None:
-        """Return the stamp of these calls, None when there is nothing to stamp."""
+        """Return the stamp of these calls, None when there is nothing to stamp.
+
+        Raises
+        ------
+        UsageError
+            For more calls than a stamp holds.
+        """
         if self.run is None or self.broken:
             return None
+        if self.full:
+            raise UsageError(
+                f"it made {len(self.calls):,} calls", expected=f"at most {MAX_CALLS:,}", fix=_FEWER
+            )
         return assemble_stamp(
             self.run, self.calls, name=self.name or "", source=source_digest(source)
         )
@@ -314,22 +349,43 @@ class Recorder:
         return self._cell
 
     def close(self, end: CellEnd) -> StampRecord | None:
-        """End the running cell; return its stamp, None when it has none."""
+        """End the running cell; return its stamp, None when it has none.
+
+        Raises
+        ------
+        UsageError
+            For a cell whose stamp no command would read.
+        """
         record, self._cell = self._cell, None
         if record is None or record.owner is not end.owner or not end.success:
             return None
         stamp = record.stamp(end.source)
         if stamp is None:
             return None
+        stored = stamp.to_json(store_prompt=record.store_prompt)
+        if sum(s.tokens for s in record.stats) > _MANY_TOKENS:
+            _check_size(stored)
         self.last = stamp
         return StampRecord(
             stamp,
-            stamp.to_json(store_prompt=record.store_prompt),
+            stored,
             record.measured(),
             end.cell_id,
             number=0,
             prompts_kept=record.store_prompt,
             stats=tuple(record.stats),
+        )
+
+
+def _check_size(stored: Mapping[str, Json]) -> None:
+    """Refuse a stamp that is too large to be read back out of a notebook."""
+    text = json.dumps(stored, indent=1)
+    size = len(text) + _DEPTH * text.count("\n")
+    if size > MAX_OURS:
+        raise UsageError(
+            f"it would have {size // 1_000_000:,} MB in the notebook",
+            expected=f"at most {MAX_OURS // 1_000_000}",
+            fix="fewer prompts in this cell, and the rest in another",
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
+import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -21,6 +23,7 @@ from jupyter_detllm.errors import (
     RequestError,
     UsageError,
 )
+from jupyter_detllm.kernel import stamping
 from jupyter_detllm.kernel.cells import CellEnd, RunningCells
 from jupyter_detllm.kernel.prompts import GenerateCall
 from jupyter_detllm.kernel.session import Session, SessionSettings
@@ -370,3 +373,41 @@ def test_run_ids_differ_and_stamps_do_not(session: Session) -> None:
     assert kept[0].stored == kept[1].stored
     assert kept[0].run["run_id"] != kept[1].run["run_id"]
     assert not set(kept[0].run) & set(kept[0].stored)
+
+
+def end_of(session: Session) -> StampRecord | None:
+    return session.recorder.close(CellEnd(None, "det.generate('x')", None, True))
+
+
+def test_every_call_of_a_long_loop_is_in_a_stamp_that_is_read_back(session: Session) -> None:
+    assert len(generate(session, ask("a"))) == 1
+    cell = session.recorder.open()
+    cell.calls = cell.calls * 10_001
+    found = end_of(session)
+    assert found is not None
+    assert len(read_stamp(json.loads(json.dumps(found.stored))).calls) == 10_001
+
+
+def test_a_cell_with_more_calls_than_a_stamp_holds_says_so_while_it_runs(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stamping, "MAX_CALLS", 2)
+    for _ in range(2):
+        generate(session, ask("a"))
+    with pytest.warns(UserWarning, match="more than 2 calls and will have no stamp"):
+        generate(session, ask("a"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        generate(session, ask("a"))  # once is enough
+    with pytest.raises(UsageError, match="it made 4 calls; expected at most 2"):
+        end_of(session)
+
+
+def test_a_stamp_too_large_to_be_read_is_refused_when_it_is_made(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate(session, ask("a"))
+    monkeypatch.setattr(stamping, "_MANY_TOKENS", 1)
+    monkeypatch.setattr(stamping, "MAX_OURS", 2000)
+    with pytest.raises(UsageError, match="in the notebook; expected at most"):
+        end_of(session)
