@@ -49,20 +49,29 @@ _SHAPES = re.compile(
 _URL_CREDENTIALS = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@'\"]+@")
 _BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}")
 # NAME=value, NAME: value, "NAME": "value"; `looks_secret` decides whether NAME is secret.
-_ASSIGNED = re.compile(
-    r"""(?P<name>[A-Za-z][A-Za-z0-9_-]{1,63})(?P<sep>["']?[ ]?[=:][ ]?)
-    (?P<value>"[^"\n]*"|'[^'\n]*'|[^\s,;"'&]+)""",
-    re.VERBOSE,
-)
+_ASSIGNED = re.compile(r"""(?P<name>[A-Za-z][A-Za-z0-9_-]{1,63})["']?[ ]?[=:][ ]?""")
+_VALUE = re.compile(r""""[^"\n]*"|'[^'\n]*'|[^\s,;"'&]+""")
 
 
-def _mask_assignment(match: re.Match[str]) -> str:
-    name, value = match["name"], match["value"].strip("\"'")
+def _without_assigned(text: str) -> str:
+    """Return `text` with the values of secret names masked.
+
+    The value of another name may hold one itself, as the query of an address does.
+    """
+    kept, at = [], 0
+    for found in _ASSIGNED.finditer(text):
+        if found.start() >= at and looks_secret(found["name"]):
+            value = _VALUE.match(text, found.end())
+            if value is not None and _is_secret(found["name"], value[0].strip("\"'")):
+                kept += [text[at : found.end()], REDACTED]
+                at = value.end()
+    return "".join([*kept, text[at:]])
+
+
+def _is_secret(name: str, value: str) -> bool:
     certain = any(part in name.lower() for part in _SECRET_PARTS)
     # "eos token: 2" and "key: yes" are not secrets; a short password is.
-    if value and (certain or (looks_secret(name) and len(value) >= 8)):
-        return f"{name}{match['sep']}{REDACTED}"
-    return match[0]
+    return bool(value) and (certain or len(value) >= 8)
 
 
 def _fold_home(text: str, home: str) -> str:
@@ -97,5 +106,5 @@ def redact_text(text: str, *, home: str = "", user: str = "") -> str:
     text = _SHAPES.sub(REDACTED, text)
     text = _URL_CREDENTIALS.sub(rf"\g<scheme>{REDACTED}@", text)
     text = _BEARER.sub(rf"\g<kind> {REDACTED}", text)
-    text = _ASSIGNED.sub(_mask_assignment, text)
+    text = _without_assigned(text)
     return _hide_user(_fold_home(text, home) if home else text, user)

@@ -42,6 +42,10 @@ def test_token_shapes_never_survive(prefix: str, body: str, context: str) -> Non
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abc", "eyJzdWIi"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "MIIE"),
         ("-----BEGIN PRIVATE KEY-----\nMIIEcut", "MIIEcut"),
+        ("GET http://h/v1?token=abcdefghijk", "abcdefghijk"),
+        ("url: https://h/?a=b&api-key=abcdefghijk&c=d", "abcdefghijk"),
+        ("error: request=http://h/?x=1&access_token='abc defghijk'", "defghijk"),
+        ("a=b=key=abcdefghijk", "abcdefghijk"),
         ("github_pat_11ABCDEFG0abcdefghij_klmnop", "klmnop"),
     ],
 )
