@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["DetgenLine", "detgen_line", "magic_line"]
+__all__ = ["CELL_NAME", "DetgenLine", "detgen_line", "magic_line"]
 
 # labextension/src/core/source.ts has the same two patterns and the same names.
 _OUTER = re.compile(r"\s*%%(\S+)(?:[^\S\n][^\n]*)?\n")
@@ -21,6 +21,9 @@ _NOT_RUN = frozenset(
     script sh svg SVG sx system writefile""".split()
 )
 """Cell magics of IPython whose body is no code of this kernel."""
+
+CELL_NAME = re.compile(r"[A-Za-z_][\w.-]{0,199}")
+"""What names a cell, in its line and in its stamp."""
 
 _CALL = "run_cell_magic"
 _ESCAPED = re.compile(r"^([ \t]*)[%!?].*$", re.MULTILINE)

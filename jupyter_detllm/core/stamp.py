@@ -34,7 +34,7 @@ from jupyter_detllm.core.generation import (
     prompt_digest,
 )
 from jupyter_detllm.core.levels import ONE_AT_A_TIME, Level, Reach
-from jupyter_detllm.core.source import magic_line
+from jupyter_detllm.core.source import CELL_NAME, magic_line
 from jupyter_detllm.errors import UPGRADING, CanonicalError, StampError
 
 __all__ = [
@@ -834,7 +834,7 @@ def _stamp(
     digest = reader.digest("fingerprint_digest")
     reach, beyond = _reach(reader)
     return Stamp(
-        name=reader.text("name"),
+        name=_name(reader),
         level=reader.choice("level", Level),
         source=reader.digest("source"),
         model=_model(reader.sub("model")),
@@ -847,6 +847,14 @@ def _stamp(
         reach=reach,
         beyond_reach=beyond,
     )
+
+
+def _name(reader: Reader) -> str:
+    # It is printed by terminals, CI logs and test ids, so it can be nothing but a name.
+    name = reader.text("name")
+    if name and not CELL_NAME.fullmatch(name):
+        raise StampError(f"{reader.where}: 'name' is not a cell name")
+    return name
 
 
 def _reach(reader: Reader) -> tuple[Reach | None, bool]:

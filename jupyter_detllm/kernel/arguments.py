@@ -21,9 +21,10 @@ from IPython.core.magic_arguments import MagicArgumentParser
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.levels import DEFAULT_LEVEL, Level
 from jupyter_detllm.core.options import option_name
+from jupyter_detllm.core.source import CELL_NAME
 from jupyter_detllm.engines.base import named_engines
 from jupyter_detllm.errors import UsageError, nearest
-from jupyter_detllm.kernel.prompts import CELL_NAME, NAME_EXPECTED
+from jupyter_detllm.kernel.prompts import NAME_EXPECTED
 from jupyter_detllm.kernel.session import put_option
 
 __all__ = [

@@ -17,12 +17,12 @@ from numbers import Integral
 from typing import Any, TypeAlias
 
 from jupyter_detllm.core.generation import Message, Prompt, PromptKind
+from jupyter_detllm.core.source import CELL_NAME
 from jupyter_detllm.core.stamp import MAX_TEXT
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import RequestError, UsageError, nearest
 
 __all__ = [
-    "CELL_NAME",
     "NAME_EXPECTED",
     "SEPARATOR",
     "CacheUse",
@@ -263,7 +263,6 @@ def prompt_from(item: object, text: bool, system: str | None) -> Prompt:
     )
 
 
-CELL_NAME = re.compile(r"[A-Za-z_][\w.-]{0,199}")
 NAME_EXPECTED = "a letter, then letters, digits, _ . -"
 _MAX_INTEGER = 2**31 - 1
 _INTEGERS = ("top_k", "max_tokens", "min_tokens", "beam_width")

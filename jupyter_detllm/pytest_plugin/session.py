@@ -203,7 +203,7 @@ def _names(cells: Iterable[CellView]) -> Iterator[str]:
     """Return the name of each cell, its number where that is missing or taken."""
     taken = {FINGERPRINT}
     for cell in cells:
-        name = cell.name or f"cell-{cell.number}"
+        name = visible(cell.name) or f"cell-{cell.number}"
         while name in taken:
             name = f"cell-{cell.number}" if name == cell.name else f"{name}-again"
         taken.add(name)
@@ -241,7 +241,7 @@ class NotebookItem(pytest.Item):
     def reportinfo(self) -> tuple[os.PathLike[str], int, str]:
         """Return the item's location, with the cell's number as line."""
         # Not the node id: the terminal would write its dots as colons.
-        return self.path, max(self.number - 1, 0), f"{self.path.name}: {self.name}"
+        return self.path, max(self.number - 1, 0), f"{visible(self.path.name)}: {self.name}"
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
         """Return only the message for expected failures, also pytest-timeout's."""
@@ -319,8 +319,8 @@ class FingerprintItem(NotebookItem):
         if not findings.compared:
             pytest.skip("no fingerprints of two runs to compare")
         fields = findings.fields
-        self.note["fields"] = [str(diff) for diff in fields]
-        self.tell("fields_differ", ", ".join(diff.name for diff in fields) or "none")
+        self.note["fields"] = [visible(str(diff)) for diff in fields]
+        self.tell("fields_differ", ", ".join(visible(diff.name) for diff in fields) or "none")
         if fields and self._verifier.settings.strict_fingerprint:
             noun = "field differs" if len(fields) == 1 else "fields differ"
             head = f"fingerprint: {len(fields)} {noun} (--detllm-strict-fingerprint)"

@@ -267,3 +267,14 @@ def test_options_without_the_switch_are_refused_where_they_were_typed(plugin: Ru
     result.stderr.fnmatch_lines(["ERROR: --detllm-mode=rerun does nothing without --detllm"])
     plugin.pytester.makeini("[pytest]\naddopts = --detllm-mode=rerun")
     assert plugin.bare().ret == 0
+
+
+def test_a_forged_name_reaches_neither_terminal_nor_log(plugin: Runs) -> None:
+    name = "x\x1b]0;title\x07\n::error::forged"
+    plugin.write(notebook(stamped_cell("%%detgen\nx", make_stamp("%%detgen\nx", name=name))))
+    result = plugin("-v")
+    assert outcomes(result)["cell-1"] == "FAILED"
+    text = "\n".join(result.outlines + result.errlines)
+    assert "forged" not in text
+    assert "\x1b]" not in text
+    result.stdout.fnmatch_lines(["*'name' is not a cell name*"])

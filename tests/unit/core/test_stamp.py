@@ -465,3 +465,16 @@ def test_a_stamps_reach_is_judged_by_the_batches_that_were_run() -> None:
             run, recorded.calls, name="", source=recorded.source, batches=batches
         )
         assert stamp.beyond_reach is beyond
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["\x1b[31mred", "a\x1b]0;title\x07", "a\nb", "a\r", "::error::x", "a b", "-a", "a" * 201, "\u202ea"],
+)
+def test_a_name_that_no_line_can_give_is_refused(name: str) -> None:
+    stored = make_stamp("%%detgen\nx", name=name).to_json()
+    with pytest.raises(StampError, match="'name' is not a cell name") as caught:
+        read_stamp(stored)
+    assert str(caught.value).isprintable()
+    for fine in ("", "haiku", "_a.b-1", "é"):
+        assert read_stamp(make_stamp("%%detgen\nx", name=fine).to_json()).name == fine
