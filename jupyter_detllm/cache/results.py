@@ -35,6 +35,12 @@ __all__ = [
     "write_generations",
 ]
 
+PART = 64
+"""Requests that are generated in one call where the batch is no matter.
+
+An interrupt loses no more than these; a larger part would keep an engine slightly busier.
+"""
+
 RESULT_SCHEMA = "detllm.result/1"
 
 
@@ -85,13 +91,22 @@ def key_of(scope: Scope, requests: Sequence[GenerationRequest]) -> Digest:
     return digest_of(
         {
             "schema": RESULT_SCHEMA,
-            "requests": [str(request.digest) for request in requests],
+            "requests": [str(_drawn(request).digest) for request in requests],
             "fingerprint": str(scope.fingerprint),
             "model": digests,
             "level": scope.level.value,
             "evidence": EVIDENCE_K if scope.evidence else 0,
         }
     )
+
+
+def _drawn(request: GenerationRequest) -> GenerationRequest:
+    """Return a request without the seeds that nothing is drawn with.
+
+    Derived seeds depend on the cell's name, and would keep it from being found in another cell.
+    """
+    sampled = not (request.sampling.greedy or request.sampling.beam_width)
+    return request if sampled else replace(request, seeds=(0,) * len(request.seeds))
 
 
 def pack(schema: str, key: Digest, content: Json) -> str:
@@ -220,12 +235,15 @@ def generate_cached(
 ) -> CachedResult:
     """Answer a call from the cache, and store what had to be generated.
 
+    If generations do not depend on the batch, they are generated and stored in parts, so that an
+    interrupt or a failure loses only the last one.
+
     Parameters
     ----------
     store, scope, requests
         Where results are stored, what they depend on besides the requests, and the call.
     generate
-        Runs requests in one call and returns every completion, in order.
+        Runs requests in one call and returns every completion, in order; called once a part.
     sample
         Share of the hits to generate again and compare.
     current
@@ -249,11 +267,31 @@ def generate_cached(
             # Another process may have generated it in the meantime.
             _look_up(store, [unit for unit in units if unit.found is None], sample)
             needed = [unit for unit in units if unit.needed]
-            if needed:
-                stats = _generate(needed, generate)
+            for part in _parts(needed, scope.level):
+                stats = _total(stats, _generate(part, generate))
                 settled = current is None or current() == scope
-                _keep(store, needed, settled)
+                _keep(store, part, settled)
     return _assembled(store, units, stats)
+
+
+def _parts(units: Sequence[_Unit], level: Level) -> list[Sequence[_Unit]]:
+    """Return what is generated in one call, and kept whatever happens to the next."""
+    if level is not Level.INVARIANT:
+        return [units] if units else []
+    return [units[start : start + PART] for start in range(0, len(units), PART)]
+
+
+def _total(one: RunStats, other: RunStats) -> RunStats:
+    peaks = [peak for peak in (one.kv_peak, other.kv_peak) if peak is not None]
+    return RunStats(
+        seconds=one.seconds + other.seconds,
+        tokens=one.tokens + other.tokens,
+        cached_tokens=one.cached_tokens + other.cached_tokens,
+        preemptions=one.preemptions + other.preemptions,
+        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
+        kv_peak=max(peaks, default=None),
+        timings=one.timings.plus(other.timings),
+    )
 
 
 def _look_up(store: TextStore, units: Sequence[_Unit], sample: float) -> None:

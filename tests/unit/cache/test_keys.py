@@ -51,10 +51,20 @@ def test_any_sampling_parameter_that_differs_gives_another_key(data: st.DataObje
     assert (other == KEY) is (value == getattr(Sampling(), name))
 
 
+@given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3), st.sampled_from([0, 4]))
+def test_seeds_that_nothing_is_drawn_with_are_no_part_of_a_key(seeds: list[int], beams: int) -> None:
+    def key(*seeds: int) -> object:
+        return key_of(SCOPE, [request(seeds=seeds, beam_width=beams)])
+
+    assert key(*seeds) == key(*range(len(seeds)))
+    assert key(*seeds) != key(*seeds, 1)
+
+
 @given(tokens=st.lists(st.integers(0, 5), max_size=3), seeds=st.lists(st.integers(0, 2**63 - 1)))
 def test_other_tokens_or_seeds_give_another_key(tokens: list[int], seeds: list[int]) -> None:
     assert key_of(SCOPE, [request(tokens)]) != KEY
-    assert (key_of(SCOPE, [request(seeds=tuple(seeds))]) == KEY) is (seeds == [1])
+    sampled = [request(seeds=tuple(given), temperature=0.8) for given in ([1], seeds)]
+    assert (key_of(SCOPE, sampled[1:]) == key_of(SCOPE, sampled[:1])) is (seeds == [1])
 
 
 @given(name=st.sampled_from(NUMERICS), value=st.one_of(st.none(), st.integers(), st.text()))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import jupyter_detllm as det
-from jupyter_detllm.cache import SWITCH_VARIABLE
+from jupyter_detllm.cache import SWITCH_VARIABLE, results
 from jupyter_detllm.cache.results import is_sampled, read_generations, write_generations
 from jupyter_detllm.cache.store import current_file
 from jupyter_detllm.core.canonical import digest_of
@@ -395,3 +395,45 @@ def test_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert session.calls == [1, 1]
     with pytest.raises(UsageError, match="share"):
         det.generate("a", cache=True, verify_sample=2)
+
+
+def test_a_greedy_request_is_found_in_a_cell_of_another_name() -> None:
+    session = Counted()
+    greedy = SamplingOptions(temperature=0.0, max_tokens=12)
+
+    def ask(name: str, options: SamplingOptions) -> StampRecord:
+        asked = GenerateCall((Prompt.chat("a"),), options, name=name, cache=USE)
+        session.run(asked, session.prepare(asked))
+        return session.close_cell()
+
+    first, second = ask("one", greedy), ask("two", greedy)
+    assert (first.stamp.cached, second.stamp.cached) == (0, 1)
+    assert second.stamp.generations == first.stamp.generations
+    assert second.stamp.requests[0].seeds != first.stamp.requests[0].seeds
+    assert [ask(name, SAMPLED).stamp.cached for name in ("one", "two")] == [0, 0]
+
+
+@pytest.mark.parametrize(("level", "kept"), [(Level.INVARIANT, 4), (Level.REPEATABLE, 0)])
+def test_an_interrupt_keeps_the_parts_before_it(
+    level: Level, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PART", 2)
+    session = Counted(level)
+    prompts = [f"prompt {number}" for number in range(10)]
+    session.calls.clear()
+
+    def interrupt(generation: Generation) -> Generation:
+        if len(session.calls) == 3 or level is Level.REPEATABLE:
+            raise KeyboardInterrupt
+        return generation
+
+    session.change = interrupt
+    with pytest.raises(GenerationInterrupted):
+        session.ask(*prompts)
+    session.recorder.close(CellEnd(None, "x", None, success=False))
+    session.change = lambda generation: generation
+    texts = session.ask(*prompts)
+    stamp = session.close_cell().stamp
+    assert stamp.cached == kept
+    assert texts == Counted(level).ask(*prompts, use=None)
+    assert stamp.calls[0].batch == tuple(request.digest for request in stamp.requests)
