@@ -152,7 +152,11 @@ class GenerationInterrupted(DetLLMError):  # noqa: N818 - an interrupt is not an
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word most similar to `word`, None if there is none."""
+    """Return the known word that begins with `word`, or else the most similar; None without any."""
     import difflib  # every module imports this one, few words are misspelt
 
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+    names = list(known)
+    begun = [name for name in names if name.startswith(word)] if len(word.lstrip("-")) > 1 else []
+    if begun:
+        return min(begun, key=len)
+    return next(iter(difflib.get_close_matches(word, names, n=1)), None)

@@ -25,6 +25,9 @@ _NOT_RUN = frozenset(
 CELL_NAME = re.compile(r"[A-Za-z_][\w.-]{0,199}")
 """What names a cell, in its line and in its stamp."""
 
+_HELP = re.compile(r"\s+(?:-h|--help)(?:\s.*)?|.*\s(?:-h|--help)\s*")
+"""A line that asks for help, as `kernel.arguments` reads it: nothing is generated."""
+
 _CALL = "run_cell_magic"
 _ESCAPED = re.compile(r"^([ \t]*)[%!?].*$", re.MULTILINE)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -58,10 +61,13 @@ def magic_line(source: str) -> str | None:
 
 
 def detgen_line(source: str) -> DetgenLine | None:
-    """Return the `%%detgen` line of a cell, also one that is passed to `run_cell_magic`."""
+    """Return the `%%detgen` line of a cell, also one that is passed to `run_cell_magic`.
+
+    None if nothing is generated: there is no such line, or it only asks for help.
+    """
     line = magic_line(source)
     if line is not None:
-        return DetgenLine(line, shows=True)
+        return None if _HELP.fullmatch(line) else DetgenLine(line, shows=True)
     return _called(source) if _CALL in source and "detgen" in source else None
 
 

@@ -21,7 +21,7 @@ from jupyter_detllm.kernel.config import DetLLM
 if TYPE_CHECKING:
     from jupyter_detllm.kernel.commands import MagicCommands
 
-__all__ = ["DetLLMMagics", "follow_cells", "load", "unload"]
+__all__ = ["DetLLMMagics", "follow_cells", "load", "unload", "with_body"]
 
 
 @magics_class
@@ -73,6 +73,19 @@ DetLLMMagics.detgen.getdoc = _detgen_help
 _MAGICS = {"line": "detllm", "cell": "detgen"}
 
 
+def with_body(lines: list[str]) -> list[str]:
+    """Return a cell of one `%%detgen` line with a body, which IPython requires.
+
+    So `%%detgen --help` shows the help, and a missing prompt is explained by the magic.
+    """
+    alone = len(lines) == 1 and lines[0].split(maxsplit=1)[:1] == ["%%detgen"]
+    return [lines[0].rstrip("\n") + "\n", "\n"] if alone else lines
+
+
+# A terminal asks with IPython's transformers whether a cell is complete: more may follow there.
+with_body.has_side_effects = True  # type: ignore[attr-defined]
+
+
 class _Loaded(NamedTuple):
     """What was registered with one shell."""
 
@@ -117,6 +130,7 @@ def load(shell: Any) -> None:
     shell.register_magics(magics)
     shell.configurables.append(defaults)
     shell.Completer.custom_matchers.append(matcher)
+    shell.input_transformers_cleanup.append(with_body)
     follow_cells(shell)
     _loaded[id(shell)] = _Loaded(defaults, magics, matcher)
 
@@ -137,6 +151,7 @@ def unload(shell: Any) -> None:
         (shell.configurables, loaded.defaults),
         (shell.configurables, loaded.magics),
         (shell.Completer.custom_matchers, loaded.matcher),
+        (shell.input_transformers_cleanup, with_body),
     ):
         if ours in known:
             known.remove(ours)

@@ -29,6 +29,7 @@ __all__ = [
     "count",
     "counts",
     "crossed",
+    "figure",
     "measure",
     "together",
 ]
@@ -109,6 +110,14 @@ class Measures:
             "prefix_cache_tokens": stats.cached_tokens,
             "cache_hits": self.cache_hits,
         }
+
+
+def figure(value: float) -> str:
+    """Return a number with about four digits, never with an exponent."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    text = f"{value:.4g}"
+    return f"{value:.6f}".rstrip("0").rstrip(".") if "e" in text else text
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -222,13 +231,13 @@ def crossed(measures: Measures, limits: Thresholds) -> tuple[str, ...]:
     found = []
     rate, least = measures.tokens_per_second, limits.min_tokens_per_second
     if rate is not None and least is not None and rate < least:
-        found.append(f"{rate:.4g} tokens/s, asked for at least {least:g}")
+        found.append(f"{figure(rate)} tokens/s, asked for at least {figure(least)}")
     for what, seconds, most in (
         ("per request", measures.request.p99, limits.max_p99_ms),
         ("per token", measures.token.p99, limits.max_token_p99_ms),
     ):
         if seconds is not None and most is not None and 1000 * seconds > most:
-            found.append(f"p99 {what} {1000 * seconds:.4g} ms, asked for at most {most:g}")
+            found.append(f"p99 {what} {figure(1000 * seconds)} ms, asked for at most {figure(most)}")
     memory, share = measures.memory, limits.max_memory
     if memory is not None and share is not None and memory.share > share:
         found.append(f"{memory.where} memory {memory.share:.1%}, asked for at most {share:.0%}")

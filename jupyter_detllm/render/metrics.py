@@ -18,6 +18,7 @@ from jupyter_detllm.metering.measures import (
     Measures,
     Metrics,
     Thresholds,
+    figure,
 )
 from jupyter_detllm.probes.hardware import MemoryUse
 from jupyter_detllm.render.cell import preformatted
@@ -110,12 +111,13 @@ def _result_cache(metrics: Metrics) -> str:
 
 def _thresholds(limits: Thresholds) -> str:
     rows = (
-        ("at least {:g} tokens/s", limits.min_tokens_per_second),
-        ("p99 per request at most {:g} ms", limits.max_p99_ms),
-        ("p99 per token at most {:g} ms", limits.max_token_p99_ms),
-        ("memory at most {:.0%}", limits.max_memory),
+        ("at least {} tokens/s", limits.min_tokens_per_second, figure),
+        ("p99 per request at most {} ms", limits.max_p99_ms, figure),
+        ("p99 per token at most {} ms", limits.max_token_p99_ms, figure),
+        ("memory at most {}", limits.max_memory, "{:.0%}".format),
     )
-    return "; ".join(text.format(value) for text, value in rows if value is not None) or "none set"
+    shown = [text.format(form(value)) for text, value, form in rows if value is not None]
+    return "; ".join(shown) or "none set"
 
 
 def _memory(use: MemoryUse | None) -> str:
@@ -137,7 +139,7 @@ def _latency(latency: Latency) -> str:
 
 
 def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1000 * seconds:,.4g} ms"
+    return "-" if seconds is None else f"{figure(1000 * seconds)} ms"
 
 
 def _label(cell: CellMetrics) -> str:
@@ -216,8 +218,8 @@ def _plot_words(series: _Series, labels: Sequence[str]) -> str:
     low, high = min(known), max(known)
     (last, _), unit = known[-1], series.unit
     return (
-        f"{series.title}: {low[0]:.4g}{unit} ({low[1]}) to {high[0]:.4g}{unit} ({high[1]}), "
-        f"last {last:.4g}{unit}."
+        f"{series.title}: {figure(low[0])}{unit} ({low[1]}) to {figure(high[0])}{unit} ({high[1]}), "
+        f"last {figure(last)}{unit}."
     )
 
 
@@ -233,12 +235,12 @@ def _band(series: _Series, labels: Sequence[str], top: int) -> list[Shape]:
         return bottom - value / highest * _BAND
 
     places = [
-        (_x(i, len(labels)), y(value), f"{label}: {value:.4g}{series.unit}")
+        (_x(i, len(labels)), y(value), f"{label}: {figure(value)}{series.unit}")
         for i, (value, label) in enumerate(zip(series.values, labels, strict=True))
         if value is not None
     ]
     dashes = {"stroke_dasharray": "5 3"} if series.dashed else {}
-    title = f"{series.title}, up to {highest:.4g}{series.unit}"
+    title = f"{series.title}, up to {figure(highest)}{series.unit}"
     shapes = [
         _text(_LEFT, top - 4, title),
         _level(bottom, opacity="0.3"),

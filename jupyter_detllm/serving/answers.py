@@ -29,6 +29,7 @@ from jupyter_detllm.serving.middleware import (
     Receive,
     Scope,
     Send,
+    in_origin_form,
     read_object,
     record,
 )
@@ -210,6 +211,7 @@ class AnswerCache:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer from the store, or let vLLM."""
+        scope = in_origin_form(scope)
         headers = _headers(scope)
         if not _may_be_kept(scope, headers):
             await self._app(scope, receive, send)

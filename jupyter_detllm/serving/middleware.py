@@ -12,6 +12,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 from jupyter_detllm.engines.remote.server import RECORD_PATH, RECORD_SCHEMA
 from jupyter_detllm.invariance.base import STATE_VARIABLE, WORKER_FILE
@@ -24,6 +25,7 @@ __all__ = [
     "RecordRoute",
     "Scope",
     "Send",
+    "in_origin_form",
     "read_object",
     "record",
 ]
@@ -46,6 +48,7 @@ class RecordRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, or pass it on to vLLM."""
+        scope = in_origin_form(scope)
         if scope.get("type") != "http" or scope.get("path") != RECORD_PATH:
             await self._app(scope, receive, send)
             return
@@ -55,6 +58,22 @@ class RecordRoute:
         status = 200 if found is not None else 404
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+def in_origin_form(scope: Scope) -> Scope:
+    """Return a request's scope with a plain path, as its routes have it.
+
+    A client may name the whole address in its first line (RFC 9112, 3.2.2), which some of
+    uvicorn's parsers pass on; vLLM's routes then fail.
+    """
+    path = scope.get("path")
+    if scope.get("type") != "http" or not isinstance(path, str) or "://" not in path:
+        return scope
+    scheme, _, rest = path.partition("://")
+    if not scheme.isalpha():
+        return scope
+    plain = "/" + rest.partition("/")[2]
+    return {**scope, "path": plain, "raw_path": quote(plain).encode("ascii")}
 
 
 def record(state: Path, tokenizer_eos: int | None = None) -> dict[str, Any] | None:

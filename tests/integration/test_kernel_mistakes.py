@@ -9,13 +9,28 @@ from tests.kernels import LOAD, USE, errors, execute, text
 
 def test_help_is_given_where_it_is_asked_for() -> None:
     cells = execute(
-        LOAD, "%detllm --help", "%detllm use -h", "%%detgen --help\nx", "%%detgen a -h\nx"
+        LOAD,
+        "%detllm --help",
+        "%detllm use -h",
+        "%%detgen --help\nx",
+        "%%detgen a -h\nx",
+        "%%detgen --help",
+        "%%time\n%%detgen -h\n",
     )
     for cell in cells[1:3]:
         assert "%detllm use MODEL" in text(cell)
     for cell in cells[3:]:
         assert "%%detgen [NAME] [options]" in text(cell)
     assert not any(errors(cell) for cell in cells)
+
+
+def test_a_line_without_a_prompt_is_explained_by_the_magic() -> None:
+    cells = execute(LOAD, USE, "%%detgen haiku", "%%detgen haiku\n")
+    for cell in cells[2:]:
+        assert errors(cell) == [
+            "RequestError: the cell has no prompt; expected text below the %%detgen line. "
+            "Try: %%detgen?"
+        ]
 
 
 def test_dashes_of_a_word_processor_are_named() -> None:

@@ -16,6 +16,7 @@ from jupyter_detllm.core.compare import (
 )
 from jupyter_detllm.core.generation import Generation, MarginClass, TokenEvidence
 from jupyter_detllm.core.stamp import Call
+from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from tests.builders import generation, make_stamp
 
 SOURCE = "%%detgen\nx"

@@ -122,6 +122,8 @@ def test_a_line_under_another_magic_counts_as_one_at_the_top(source: str) -> Non
         CALLED.replace("'detgen'", "name"),
         f"{CALLED} +",
         "%%time\nx = '%%detgen'",
+        "%%detgen --help",
+        "%%time\n%%detgen haiku -h\nWrite.",
         "%%time x\n\n# %%detgen\n%%detgen haiku",
     ],
 )

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_detllm.core.generation import Message, PromptKind
+from jupyter_detllm.core.stamp import normalise_source
 from jupyter_detllm.errors import RequestError
 from jupyter_detllm.kernel.prompts import fill, messages_prompt, prompts_of, split_body
 

@@ -229,3 +229,8 @@ def test_examples_in_the_help_parse() -> None:
 def test_nearest_is_none_when_nothing_is_like_it() -> None:
     assert nearest("zzzz", ["status", "use"]) is None
     assert nearest("staus", ["status", "use"]) == "status"
+    options = [name for name in detgen_parser().option_strings if name.startswith("--")]
+    assert nearest("--temp", options) == "--temperature"
+    assert nearest("--max", options) == "--max-tokens"
+    assert nearest("--t", ["--text"]) == "--text"  # by likeness
+    assert nearest("-", ["--text", "--top-p"]) is None

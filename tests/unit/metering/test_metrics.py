@@ -56,6 +56,7 @@ from jupyter_detllm.metering.measures import (
     count,
     counts,
     crossed,
+    figure,
     measure,
     together,
 )
@@ -308,7 +309,7 @@ def test_the_text_says_which_latency_and_names_who_crosses() -> None:
     crossing = metrics_text(sample(min_tokens_per_second=50, max_p99_ms=2000))
     warned = [line for line in crossing.splitlines() if line.startswith("warning")]
     assert len(warned) == 2
-    assert "p99 per request 2250 ms, asked for at most 2000" in warned[0]
+    assert "p99 per request 2,250 ms, asked for at most 2,000" in warned[0]
     assert warned[1].endswith("1 of 3 cell runs cross a threshold: haiku2")
 
 
@@ -387,3 +388,20 @@ def test_thresholds_are_set_by_line_and_taken_away() -> None:
         with pytest.raises(UsageError):
             set_thresholds(config, parser.parse(wrong))
     assert config.max_memory == 0.9
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (12194.3, "12,194"),
+        (1000.4, "1,000"),
+        (999.94, "999.9"),
+        (0.5, "0.5"),
+        (0.00002, "0.00002"),
+        (0.0, "0"),
+        (1e-9, "0"),
+        (12345678.0, "12,345,678"),
+    ],
+)
+def test_figures_have_no_exponent(value: float, text: str) -> None:
+    assert figure(value) == text

@@ -42,7 +42,12 @@ from jupyter_detllm.serving.answers import (
     read_answer,
     server_scope,
 )
-from jupyter_detllm.serving.middleware import NOTICES_FILE, SERVER_FILE, record
+from jupyter_detllm.serving.middleware import (
+    NOTICES_FILE,
+    SERVER_FILE,
+    in_origin_form,
+    record,
+)
 from jupyter_detllm.serving.plan import CACHE_MIDDLEWARE, MIDDLEWARE, CacheSettings
 from tests.waiting import HANGS, until
 
@@ -235,6 +240,19 @@ def place(tmp_path: Path, store: TextStore, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def app(engine: Engine, place: Place) -> AnswerCache:
     return AnswerCache(engine)
+
+
+@pytest.mark.parametrize("host", ["http://host", "https://host:8000", "HTTP://[::1]:80"])
+def test_an_address_in_the_first_line_is_the_same_request(
+    host: str, app: AnswerCache, engine: Engine
+) -> None:
+    assert how(app, ASKED) == "miss"
+    assert how(app, ASKED, f"{host}{PATH}") == "hit"
+    assert how(app, {**ASKED, "stream": True}, f"{host}{PATH}") is None
+    assert {path for _, path, _ in engine.asked} == {PATH}
+    plain = {"type": "http", "path": "/v1/a://b"}
+    assert in_origin_form(plain) is plain
+    assert in_origin_form({"type": "http", "path": host})["path"] == "/"
 
 
 def test_an_equal_request_is_answered_once(app: AnswerCache, engine: Engine) -> None:
