@@ -41,6 +41,8 @@ def _schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
     yield f"## {name.removesuffix('.schema.json').replace('-', '/')}\n"
     text = " ".join([f"{schema['title'].rstrip('.')}.", schema.get("description", "")])
     yield f"{text.strip()} (`{name}`)\n"
+    if schema.get("type") == "array":
+        schema = schema["items"]
     required = set(schema.get("required", ()))
     rows = [
         (f"`{key}`", "always" if key in required else "", _kind(value), _text(value))

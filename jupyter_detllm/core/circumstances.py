@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.stamp import Stamp
 
-__all__ = ["NOT_HELD", "Circumstances", "Uncovered", "changes_results", "circumstances_of", "uncovered"]
+__all__ = [
+    "NOT_HELD",
+    "Circumstances",
+    "Uncovered",
+    "changes_results",
+    "circumstances_of",
+    "uncovered",
+]
 
 _COUNTS = re.compile(r"(\d+) of (\d+) completions")
 NOT_HELD = "the level does not hold"

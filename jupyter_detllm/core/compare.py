@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
@@ -309,7 +309,9 @@ def _retold(left: _Requests, right: _Requests) -> Iterator[str]:
         if recorded.kind is not actual.kind:
             what = f"its kind is {actual.kind}, recorded was {recorded.kind}"
         elif recorded.prompt_length != actual.prompt_length:
-            what = f"its prompt has {actual.prompt_length} tokens, recorded {recorded.prompt_length}"
+            what = (
+                f"its prompt has {actual.prompt_length} tokens, recorded {recorded.prompt_length}"
+            )
         elif recorded.prompt != actual.prompt and recorded.prompt and actual.prompt:
             what = "its prompt reads otherwise"
         if what is not None:

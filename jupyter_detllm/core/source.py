@@ -16,10 +16,13 @@ __all__ = ["CELL_NAME", "DetgenLine", "detgen_line", "magic_line"]
 # labextension/src/core/source.ts has the same two patterns and the same names.
 _OUTER = re.compile(r"\s*%%(\S+)(?:[^\S\n][^\n]*)?\n")
 _MAGIC = re.compile(rf"(?P<outer>(?:{_OUTER.pattern})*?)\s*%%detgen\b(?P<line>.*)")
-_NOT_RUN = frozenset(
-    """! bash cmd file html HTML javascript js latex markdown perl pypy python python2 python3 ruby
-    script sh svg SVG sx system writefile""".split()
-)
+# fmt: off
+_NOT_RUN = frozenset((
+    "!", "bash", "cmd", "file", "html", "HTML", "javascript", "js", "latex", "markdown", "perl",
+    "pypy", "python", "python2", "python3", "ruby", "script", "sh", "svg", "SVG", "sx", "system",
+    "writefile",
+))
+# fmt: on
 """Cell magics of IPython whose body is no code of this kernel."""
 
 CELL_NAME = re.compile(r"[A-Za-z_][\w.-]{0,199}")
@@ -108,6 +111,4 @@ def _argument(call: ast.Call, index: int, name: str) -> str | None:
     """Return an argument that is a text in the source; None for anything else."""
     named = (word.value for word in call.keywords if word.arg == name)
     given = call.args[index] if index < len(call.args) else next(named, None)
-    return (
-        given.value if isinstance(given, ast.Constant) and isinstance(given.value, str) else None
-    )
+    return given.value if isinstance(given, ast.Constant) and isinstance(given.value, str) else None

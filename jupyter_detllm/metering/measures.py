@@ -237,7 +237,9 @@ def crossed(measures: Measures, limits: Thresholds) -> tuple[str, ...]:
         ("per token", measures.token.p99, limits.max_token_p99_ms),
     ):
         if seconds is not None and most is not None and 1000 * seconds > most:
-            found.append(f"p99 {what} {figure(1000 * seconds)} ms, asked for at most {figure(most)}")
+            found.append(
+                f"p99 {what} {figure(1000 * seconds)} ms, asked for at most {figure(most)}"
+            )
     memory, share = measures.memory, limits.max_memory
     if memory is not None and share is not None and memory.share > share:
         found.append(f"{memory.where} memory {memory.share:.1%}, asked for at most {share:.0%}")

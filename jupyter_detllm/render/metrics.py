@@ -217,10 +217,8 @@ def _plot_words(series: _Series, labels: Sequence[str]) -> str:
         return ""
     low, high = min(known), max(known)
     (last, _), unit = known[-1], series.unit
-    return (
-        f"{series.title}: {figure(low[0])}{unit} ({low[1]}) to {figure(high[0])}{unit} ({high[1]}), "
-        f"last {figure(last)}{unit}."
-    )
+    ends = [f"{figure(value)}{unit} ({label})" for value, label in (low, high)]
+    return f"{series.title}: {' to '.join(ends)}, last {figure(last)}{unit}."
 
 
 def _band(series: _Series, labels: Sequence[str], top: int) -> list[Shape]:

@@ -33,7 +33,15 @@ def test_a_cell_that_generates_is_known_alike(core: Front) -> None:
     sources = [f"{start}%%detgen{end}" for start in starts for end in ends]
     found = core.core("(core, sources) => sources.map(core.isDetgen)", sources)
     assert found == [magic_line(source) is not None for source in sources]
-    outer = ("%%time\n", "%%capture a b\n \n", "%%bash\n", "%%!\n", "%%time\x85\n", "%time\n", "%%\n")
+    outer = (
+        "%%time\n",
+        "%%capture a b\n \n",
+        "%%bash\n",
+        "%%!\n",
+        "%%time\x85\n",
+        "%time\n",
+        "%%\n",
+    )
     nested = [one + two + source for one in outer for two in ("", *outer) for source in sources]
     found = core.core("(core, sources) => sources.map(core.holdsPrompt)", nested)
     assert found == [magic_line(source) is not None for source in nested]

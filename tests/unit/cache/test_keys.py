@@ -52,7 +52,9 @@ def test_any_sampling_parameter_that_differs_gives_another_key(data: st.DataObje
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3), st.sampled_from([0, 4]))
-def test_seeds_that_nothing_is_drawn_with_are_no_part_of_a_key(seeds: list[int], beams: int) -> None:
+def test_seeds_that_nothing_is_drawn_with_are_no_part_of_a_key(
+    seeds: list[int], beams: int
+) -> None:
     def key(*seeds: int) -> object:
         return key_of(SCOPE, [request(seeds=seeds, beam_width=beams)])
 

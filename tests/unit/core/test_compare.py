@@ -168,7 +168,8 @@ def test_the_reason_says_why_evidence_was_not_compared() -> None:
     ours = generation("a b").evidence
     assert ours is not None
     assert reason(replace(ours, k=5)) == (
-        "tokens are equal; evidence has 2 logprobs a token here, 5 there: logprobs were not compared"
+        "tokens are equal; evidence has 2 logprobs a token here, 5 there: "
+        "logprobs were not compared"
     )
     none = TokenEvidence(2, (), (), (), positions=())
     assert "evidence was kept of other tokens on each side" in reason(none)

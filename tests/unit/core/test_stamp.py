@@ -469,7 +469,17 @@ def test_a_stamps_reach_is_judged_by_the_batches_that_were_run() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["\x1b[31mred", "a\x1b]0;title\x07", "a\nb", "a\r", "::error::x", "a b", "-a", "a" * 201, "\u202ea"],
+    [
+        "\x1b[31mred",
+        "a\x1b]0;title\x07",
+        "a\nb",
+        "a\r",
+        "::error::x",
+        "a b",
+        "-a",
+        "a" * 201,
+        "\u202ea",
+    ],
 )
 def test_a_name_that_no_line_can_give_is_refused(name: str) -> None:
     stored = make_stamp("%%detgen\nx", name=name).to_json()
