@@ -118,6 +118,7 @@ def test_every_verdict_and_every_rule_can_be_reached() -> None:
             Facts(same_run=True),
             Facts(incomparable=("x",)),
             Facts(fields=(FIELD,), comparison=COMPARISONS["tokens"][0]),
+            Facts(comparison=replace(EQUAL, retold=("request 1 reads otherwise",))),
         )
     }
     assert reached == {rule.name for rule in RULES}

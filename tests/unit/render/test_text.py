@@ -343,10 +343,11 @@ def test_a_self_test_that_held_and_a_control_that_changes_nothing_are_not_said()
 
 def test_many_equal_cells_are_folded_but_those_with_something_against_them() -> None:
     stamp = make_stamp(SOURCE, name="haiku")
-    many = [
-        with_actual(promoted(stamped_cell(f"%%detgen c{i}\nx")), 1, make_stamp(f"%%detgen c{i}\nx"))
-        for i in range(22)
-    ]
+    many = []
+    for name in (f"c{number}" for number in range(22)):
+        source = f"%%detgen {name}\nx"
+        again = make_stamp(source, name=name)
+        many.append(with_actual(promoted(stamped_cell(source)), 1, again))
     late = with_actual(
         promoted(stamped_cell(SOURCE, stamp)), 1, replace(stamp, late=("OMP_NUM_THREADS",))
     )

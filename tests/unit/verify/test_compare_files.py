@@ -487,7 +487,7 @@ def test_outputs_are_not_called_equal_when_no_request_was_common() -> None:
 def test_only_the_stamps_that_are_compared_are_read(tmp_path: Path) -> None:
     book = promoted(stamped_cell(SOURCE, make_stamp(SOURCE, name="haiku")))
     book = with_actual(book, 1, make_stamp(SOURCE, ["An old frog."], name="haiku"))
-    broken = json.loads(json.dumps(book))
+    broken = of_another_run(book)
     broken["cells"][0]["metadata"]["detllm"]["reference"]["level"] = "changed"
     a, b = save(tmp_path / "a.ipynb", book), save(tmp_path / "b.ipynb", broken)
     # The reference is broken, and nobody asked for it.
