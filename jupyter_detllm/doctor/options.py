@@ -115,7 +115,10 @@ def models_named(code: Code) -> list[str]:
         found.append(value if isinstance(value, str) else "a model chosen when the code runs")
     for line in code.lines:
         for _, arguments in _engine_commands(line):
-            found += [name for name in arguments[:1] if not name.startswith("-")]
+            named = [name for name in arguments[:1] if not name.startswith("-")]
+            given = [v for name, v in _command_options(arguments) if name == "model"]
+            texts = (v if isinstance(v, str) else "a model chosen when it runs" for v in given)
+            found += named or list(texts)
     return found
 
 
@@ -127,8 +130,10 @@ def _engine_commands(line: MagicLine) -> Iterator[tuple[str, list[str]]]:
         tokens = words(text)
         if "vllm" in tokens and "serve" in tokens:
             yield "vllm serve", tokens[tokens.index("serve") + 1 :]
-        elif any(token.startswith("vllm.entrypoints") for token in tokens):
-            yield "vllm server", tokens
+            continue
+        modules = [i for i, word in enumerate(tokens) if word.startswith("vllm.entrypoints")]
+        if modules:
+            yield "vllm server", tokens[modules[0] + 1 :]
 
 
 def _command_options(tokens: list[str]) -> Iterator[tuple[str, object]]:

@@ -118,7 +118,9 @@ def find_partial_seeding(scene: Scene) -> Iterator[Finding]:
             yield Finding(Severity.WRONG, evidence, fix, str(call.place))
 
 
-_LOADER_FIX = "DataLoader(..., worker_init_fn=det.worker_init_fn, generator=det.generator())"
+_LOADER_FIX = (
+    "DataLoader(..., worker_init_fn=det.worker_init_fn, generator=torch.Generator().manual_seed(0))"
+)
 _CHILD_FIX = "call jupyter_detllm.controls.seeding.seed_child(INDEX) first in each child"
 _POOLS = ("multiprocessing.Pool", "concurrent.futures.ProcessPoolExecutor", "ProcessPoolExecutor")
 _PROCESSES = ("multiprocessing.Process", "joblib.Parallel", "torch.multiprocessing.spawn")

@@ -163,6 +163,7 @@ _FLAGS = {
     "sampling_temperature": "temperature belongs to a request: temperature=0",
     "enable_beam_search": _BEAMS,
     "beam_size": _BEAMS,
+    "deterministic": "%detllm --level invariant, before the engine starts",
     "disable_log_requests": "leave it out: requests are not logged unless that is enabled",
 }
 # Tools set TOKENIZERS_PARALLELISM, for speed.
@@ -186,6 +187,13 @@ def _in_code(code: Code) -> Iterator[Finding]:
     for given in given_options(code, *_FLAGS):
         evidence = f"{given.engine} has no option {given.name}"
         yield Finding(Severity.WRONG, evidence, _FLAGS[given.name], str(given.place))
+    for item in code.assignments:
+        if item.target.endswith(".deterministic") and "sampler" in item.target.lower():
+            evidence = (
+                "nothing reads it: vLLM's sampler has no branch `if self.deterministic:`, "
+                "which is quoted here and there"
+            )
+            yield Finding(Severity.WRONG, evidence, _FLAGS["deterministic"], str(item.place))
     for call in code.calls_to("SamplingParams", *ENGINE_CALLS):
         for name in ("use_beam_search", "best_of"):
             if call.spells(name):

@@ -75,6 +75,25 @@ def _late_in_code(code: Code) -> Iterator[Finding]:
         elif first is not None and first < place:
             evidence = f"{name} is set after {first}, and must be before {control.precedes}"
             yield Finding(Severity.WRONG, evidence, f"move it above {first}", str(place))
+    for place, name, value in _exported(code):
+        control = controls.get(name)
+        evidence = f"{name} is exported in a shell that ends with it: this kernel keeps its own"
+        early = control is not None and control.precedes is ProcessEvent.INTERPRETER_START
+        fix = _INSTALL_KERNEL if early else f"%env {name}={value} in the first cell"
+        severity = Severity.RISK if control is None else Severity.WRONG
+        yield Finding(severity, evidence, fix, str(place))
+
+
+_EXPORT = re.compile(r"\s*export\s+([A-Za-z_]\w*)=(\S*)\s*")
+
+
+def _exported(code: Code) -> Iterator[tuple[Place, str, str]]:
+    """Yield what a shell of the notebook exports without starting anything after it."""
+    for line in code.lines:
+        commands = [text for text in re.split(r"\n|;|&&", line.shell) if text.strip()]
+        while commands and (found := _EXPORT.fullmatch(commands[-1])) is not None:
+            yield line.place, found[1], found[2].strip("\"'")
+            commands.pop()
 
 
 def _set_in(code: Code) -> Iterator[tuple[Place, str]]:

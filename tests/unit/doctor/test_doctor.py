@@ -130,6 +130,33 @@ def test_models_are_named_as_far_as_they_are_written() -> None:
     assert models_named(code) == ["a/b", "a model chosen when the code runs", "demo", "c/d"]
 
 
+@pytest.mark.parametrize(
+    ("line", "models"),
+    [
+        ("!python -m vllm.entrypoints.openai.api_server --model a/b --port 1", ["a/b"]),
+        ("!python3 -m vllm.entrypoints.openai.api_server --model=a/b", ["a/b"]),
+        ("!python -m vllm.entrypoints.openai.api_server --port 1", []),
+        ("!vllm serve --model a/b", ["a/b"]),
+        ("!vllm serve c/d --model a/b", ["c/d"]),
+        ("!vllm serve --model $MODEL", ["a model chosen when it runs"]),
+    ],
+)
+def test_the_model_of_a_server_is_not_its_interpreter(line: str, models: list[str]) -> None:
+    assert models_named(read_code([(1, line)], label="")) == models
+
+
+def test_the_line_for_a_loader_runs() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import DataLoader
+
+    import jupyter_detllm as det
+    from jupyter_detllm.doctor.kinds.code import _LOADER_FIX
+
+    names = {"det": det, "torch": torch, "DataLoader": DataLoader}
+    made = eval(_LOADER_FIX.replace("...", "[1, 2]"), names)  # noqa: S307 - our own line
+    assert len(list(made)) == 2
+
+
 def test_a_value_filled_in_later_is_opaque() -> None:
     code = read_code(
         [(1, "!vllm serve m --tensor-parallel-size $N --lora-modules {name}")], label=""

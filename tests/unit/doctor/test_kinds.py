@@ -71,6 +71,9 @@ FOUND: dict[str, list[tuple[Scene, list[Severity]]]] = {
         (cells("import vllm\nimport os\nos.environ['VLLM_BATCH_INVARIANT'] = '1'"), [WRONG]),
         (cells("%env PYTHONHASHSEED=0"), [WRONG]),
         (cells("import os", "os.environ.setdefault('PYTHONHASHSEED', '0')"), [WRONG]),
+        (cells("!export OMP_NUM_THREADS=16"), [WRONG]),
+        (cells("!cd x && export PYTHONHASHSEED=0; export MY_OWN='1'"), [RISK, WRONG]),
+        (cells("%%bash\nls\nexport OMP_NUM_THREADS=16\n"), [WRONG]),
         (live(), [UNKNOWN]),
         (live(report=report({}, "torch")), [NOTE, WRONG]),
     ],
@@ -174,6 +177,8 @@ FOUND: dict[str, list[tuple[Scene, list[Severity]]]] = {
     "unknown_options": [
         (cells("!vllm serve m --sampling-temperature 0 --enable-beam-search"), [WRONG, WRONG]),
         (cells("!python -m vllm.entrypoints.openai.api_server --disable-log-requests"), [WRONG]),
+        (cells("from vllm import LLM\nLLM('m', deterministic=True)"), [WRONG]),
+        (cells("llm.model_executor.sampler.deterministic = True"), [WRONG]),
         (cells("from vllm import SamplingParams\nSamplingParams(use_beam_search=True)"), [WRONG]),
         (cells("import os\nos.environ['QUANTIZATION_DETERMINISTIC'] = '1'"), [WRONG]),
         (cells("%env VLLM_ATTENTION_BACKEND=FLASH_ATTENTION"), [WRONG]),
