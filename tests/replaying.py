@@ -15,7 +15,7 @@ from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.engines.base import EngineSpec, GenerationResult
 from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.engines.start import Modifiers, RunningEngine
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 from jupyter_detllm.verify import job as job_module
 from jupyter_detllm.verify.job import Job, Listener, run_job
 from tests.builders import notebook

@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, TextIO
 
@@ -19,16 +21,23 @@ from jupyter_detllm.errors import UsageError
 from jupyter_detllm.render.visible import clip, visible
 
 __all__ = [
+    "INTERRUPTED",
     "ProgressBar",
     "StepLine",
+    "catch_termination",
     "in_folder",
     "notice",
     "show",
     "target_file",
+    "teller",
     "use_color",
+    "working",
     "write",
     "write_json",
 ]
+
+INTERRUPTED = 130
+"""The exit code of a command that an interrupt ended."""
 
 
 def write(text: str) -> None:
@@ -211,3 +220,21 @@ class ProgressBar(_StatusLine):
         seconds = round((total - tokens) * (now - self._start) / fresh)
         minutes, seconds = divmod(seconds, 60)
         return f", {minutes}:{seconds:02d} left"
+
+
+def catch_termination() -> None:
+    """Let being terminated be an interrupt: no engine, kernel or temporary folder stays behind."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def teller(args: argparse.Namespace) -> Callable[[str], None]:
+    """Return what prints a line about the run, unless `--quiet`."""
+    return (lambda line: None) if args.quiet else notice
+
+
+@contextmanager
+def working(args: argparse.Namespace) -> Iterator[ProgressBar]:
+    """Show progress while engines work; termination ends them like an interrupt."""
+    catch_termination()
+    with ProgressBar(quiet=args.quiet) as bar:
+        yield bar

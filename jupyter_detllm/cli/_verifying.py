@@ -1,4 +1,4 @@
-"""Shared by verifying subcommands: read a policy, print and write a report."""
+"""Shared by verifying subcommands: permissions, policy, accepted states, and the report."""
 
 from __future__ import annotations
 
@@ -6,12 +6,56 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
+from jupyter_detllm.cli._options import add_quiet
 from jupyter_detllm.cli._output import in_folder, use_color, write
 from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.errors import UsageError
+from jupyter_detllm.verify.plan import DEFAULT_TOKENS_TOTAL, Permissions
 from jupyter_detllm.verify.report import Report, Standing, parse_accept
 
-__all__ = ["check_outputs", "deliver", "judging", "print_report"]
+__all__ = [
+    "add_permissions",
+    "check_outputs",
+    "deliver",
+    "judging",
+    "permissions_of",
+    "print_report",
+]
+
+
+def add_permissions(parser: argparse.ArgumentParser) -> None:
+    """Add the options for what notebooks may request."""
+    parser.add_argument(
+        "--allow-model",
+        action="append",
+        default=[],
+        metavar="NAME_OR_PATH",
+        help="a Hugging Face id or folder to allow in addition to demo; may be repeated",
+    )
+    parser.add_argument(
+        "--max-tokens-total",
+        type=int,
+        default=DEFAULT_TOKENS_TOTAL,
+        metavar="N",
+        help="limit on prompt and new tokens of all notebooks together "
+        f"(default {DEFAULT_TOKENS_TOTAL:,})",
+    )
+    add_quiet(parser)
+
+
+def permissions_of(args: argparse.Namespace) -> Permissions:
+    """Return what the user allows.
+
+    Raises
+    ------
+    UsageError
+        For a number of tokens below 1.
+    """
+    if args.max_tokens_total < 1:
+        raise UsageError(
+            f"--max-tokens-total is {args.max_tokens_total}", expected="1 token or more"
+        )
+    return Permissions(args.max_tokens_total, tuple(args.allow_model))
 
 
 def judging(

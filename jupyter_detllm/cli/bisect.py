@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from jupyter_detllm.cli._engines import catch_termination, teller
 from jupyter_detllm.cli._options import add_json, add_quiet, add_seconds, assignment, check_seconds
-from jupyter_detllm.cli._output import show
+from jupyter_detllm.cli._output import catch_termination, show, teller
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.notebook import read_notebook

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from jupyter_detllm.cli._engines import catch_termination, teller
 from jupyter_detllm.cli._options import add_json, add_level, add_quiet, assignment
-from jupyter_detllm.cli._output import write
+from jupyter_detllm.cli._output import catch_termination, teller, write
 from jupyter_detllm.core.levels import Level
 
 __all__ = ["configure", "run"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from jupyter_detllm.cli._engines import INTERRUPTED, add_permissions, permissions_of, working
 from jupyter_detllm.cli._options import add_notebooks, add_verifying
-from jupyter_detllm.cli._verifying import deliver, judging
+from jupyter_detllm.cli._output import INTERRUPTED, working
+from jupyter_detllm.cli._verifying import add_permissions, deliver, judging, permissions_of
 from jupyter_detllm.errors import UsageError
 
 if TYPE_CHECKING:

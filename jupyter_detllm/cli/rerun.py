@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from jupyter_detllm.cli._engines import catch_termination, teller
 from jupyter_detllm.cli._options import (
     add_notebooks,
     add_quiet,
@@ -12,6 +11,7 @@ from jupyter_detllm.cli._options import (
     add_verifying,
     check_seconds,
 )
+from jupyter_detllm.cli._output import catch_termination, teller
 from jupyter_detllm.cli._verifying import deliver, judging
 
 __all__ = ["configure", "run"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from jupyter_detllm.cli._engines import INTERRUPTED, add_permissions, permissions_of, working
 from jupyter_detllm.cli._options import add_json, add_notebooks
-from jupyter_detllm.cli._output import write
+from jupyter_detllm.cli._output import INTERRUPTED, working, write
+from jupyter_detllm.cli._verifying import add_permissions, permissions_of
 
 __all__ = ["configure", "run"]
 

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyter_detllm.cli._engines import catch_termination, teller
 from jupyter_detllm.cli._options import Parser, add_json, add_level, add_quiet, add_seconds
-from jupyter_detllm.cli._output import notice, show
+from jupyter_detllm.cli._output import catch_termination, notice, show, teller
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import EngineError, UsageError

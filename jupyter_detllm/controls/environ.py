@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 
 __all__ = [
     "ENV_CONTROLS",

@@ -32,8 +32,8 @@ from jupyter_detllm.controls.ledger import (
 )
 from jupyter_detllm.controls.seeding import SEED_VARIABLE
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.probes.process import initial_environment, physical_cores, usable_cpus
+from jupyter_detllm.probes.software import Platform, compute_platform
 
 __all__ = [
     "apply",

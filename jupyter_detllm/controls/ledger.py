@@ -16,8 +16,8 @@ from jupyter_detllm.controls.environ import KNOWN_VARIABLES, EnvControl, NoEffec
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import MAX_SEED
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.probes.process import hash_seed_in_force, shown_text
+from jupyter_detllm.probes.software import Platform
 
 __all__ = [
     "KERNEL_VARIABLE",

@@ -25,9 +25,14 @@ from jupyter_detllm.errors import ModelError, NotebookError
 from jupyter_detllm.models.demo import DEMO_NAME
 from jupyter_detllm.models.resolve import cached_snapshot, is_hub_id
 from jupyter_detllm.probes.nvidia import gpu_health, nvml
-from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.probes.process import parent_interpreter
-from jupyter_detllm.probes.software import build_kinds, distributions, requirements_of
+from jupyter_detllm.probes.software import (
+    Platform,
+    build_kinds,
+    compute_platform,
+    distributions,
+    requirements_of,
+)
 from jupyter_detllm.verify.sources import read_file
 
 if TYPE_CHECKING:

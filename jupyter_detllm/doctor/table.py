@@ -13,7 +13,7 @@ from importlib import import_module
 
 from jupyter_detllm.doctor.code import Code
 from jupyter_detllm.doctor.scene import Finding, KindOutcome, Scene, Severity
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 
 __all__ = ["ALWAYS", "KINDS", "DoctorReport", "Kind", "KindResult", "Needs", "Subject", "examine"]
 

@@ -28,7 +28,7 @@ from jupyter_detllm.engines.selftest import (
 )
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.models.cache import cache_root, read_json, write_json
-from jupyter_detllm.probes.platform import Platform, compute_platform
+from jupyter_detllm.probes.software import Platform, compute_platform
 
 __all__ = [
     "fast_prefill",

@@ -23,7 +23,7 @@ from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.generation import MAX_SEED
 from jupyter_detllm.core.levels import DEFAULT_LEVEL, Level
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 
 __all__ = [
     "DEFAULT_NAME",

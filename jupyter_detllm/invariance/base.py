@@ -17,9 +17,8 @@ from jupyter_detllm.core.levels import ONE_AT_A_TIME, Reach
 from jupyter_detllm.core.options import option_name, option_size
 from jupyter_detllm.errors import InvarianceError
 from jupyter_detllm.probes.hardware import cpu
-from jupyter_detllm.probes.platform import Platform, compute_platform
 from jupyter_detllm.probes.ranks import core_here
-from jupyter_detllm.probes.software import dist_version
+from jupyter_detllm.probes.software import Platform, compute_platform, dist_version
 
 __all__ = [
     "METHOD_VARIABLE",

@@ -36,8 +36,8 @@ from jupyter_detllm.invariance.kernel_checks import (
     in_shares,
 )
 from jupyter_detllm.models.cache import cache_root, read_json, write_json
-from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.probes.ranks import ask_ranks, core_here
+from jupyter_detllm.probes.software import Platform
 
 __all__ = ["PROVEN_VLLM", "FixedOrder", "FixedTiles"]
 

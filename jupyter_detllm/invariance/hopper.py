@@ -28,8 +28,8 @@ from jupyter_detllm.invariance.kernel_checks import (
     checked,
     in_shares,
 )
-from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.probes.ranks import ask_ranks, rank_count, worker_of
+from jupyter_detllm.probes.software import Platform
 
 __all__ = ["CAPTURE_SIZES", "FP8_ROWS", "HopperOneKernel", "VLLMFlag"]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint
-from jupyter_detllm.probes import hardware, software, torch_probe
+from jupyter_detllm.probes import hardware, process, software
 
 __all__ = ["HasFields", "collect_environment"]
 
@@ -33,7 +33,7 @@ def collect_environment(
     values: dict[str, FieldValue] = {
         **software.collect(),
         **hardware.collect(),
-        **torch_probe.collect(),
+        **process.collect_torch(),
         **(control_report.fields() if control_report is not None else {}),
         **(engine_fields or {}),
         **(model_fields or {}),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 
 __all__ = ["Limits", "limits_of"]
 

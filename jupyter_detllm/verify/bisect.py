@@ -25,7 +25,7 @@ from jupyter_detllm.engines.base import FAKE, EngineSpec
 from jupyter_detllm.errors import DetLLMError, UsageError, nearest
 from jupyter_detllm.models import DEMO_NAME
 from jupyter_detllm.probes.limits import limits_of
-from jupyter_detllm.probes.platform import Platform, compute_platform
+from jupyter_detllm.probes.software import Platform, compute_platform
 from jupyter_detllm.verify.bisect_plan import (
     BatchComposition,
     BisectReport,

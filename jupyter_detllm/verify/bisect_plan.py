@@ -21,7 +21,7 @@ from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.engines.base import FAKE, VLLM
 from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.errors import UsageError, nearest
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 from jupyter_detllm.verify.engine_settings import ROWS
 
 __all__ = [

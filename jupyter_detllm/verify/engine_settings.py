@@ -21,7 +21,7 @@ from jupyter_detllm.engines.base import FAKE, VLLM, VLLM_SERVER, named_engines
 from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.models.adapter import ADAPTER_OPTION
 from jupyter_detllm.probes.limits import Limits
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 
 __all__ = [
     "ROWS",

@@ -12,7 +12,7 @@ from jupyter_detllm.core.verdict import Facts, Outcome, Policy, decide, facts_of
 from jupyter_detllm.engines.base import VLLM_SERVER
 from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.probes.limits import limits_of
-from jupyter_detllm.probes.platform import compute_platform
+from jupyter_detllm.probes.software import compute_platform
 from jupyter_detllm.verify.engine_settings import Chooser, as_recorded, facts_on_server
 from jupyter_detllm.verify.job import JobResult, Runner, Task, Watcher, carry_out
 from jupyter_detllm.verify.plan import (

@@ -16,7 +16,7 @@ import json, os
 from jupyter_detllm.controls.guard import apply, kernel_environment
 from jupyter_detllm.controls.environ import Modifier
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 def report(platform="cpu", modifiers=(), level="repeatable"):
     chosen = [Modifier(m) for m in modifiers]
     r = apply(Level(level), chosen, platform=Platform(platform))

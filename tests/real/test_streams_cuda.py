@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jupyter_detllm.probes.platform import Platform, compute_platform
+from jupyter_detllm.probes.software import Platform, compute_platform
 from tests.waiting import HANGS
 
 pytestmark = [

@@ -11,8 +11,7 @@ from jupyter_detllm.controls.ledger import ControlState
 from jupyter_detllm.doctor.code import OPAQUE, Code, Place
 from jupyter_detllm.doctor.options import uses_detllm, words
 from jupyter_detllm.doctor.scene import Finding, Live, Scene, Severity
-from jupyter_detllm.probes.platform import Platform
-from jupyter_detllm.probes.software import REMOVE_VISION, misfit
+from jupyter_detllm.probes.software import REMOVE_VISION, Platform, misfit
 
 __all__ = [
     "ALWAYS",

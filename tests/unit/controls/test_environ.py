@@ -13,7 +13,7 @@ from jupyter_detllm.controls.environ import (
     control_named,
 )
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 
 NAMES = [control.name for control in ENV_CONTROLS]
 NOTHING: frozenset[Modifier] = frozenset()

@@ -24,7 +24,7 @@ from jupyter_detllm.controls.ledger import (
 from jupyter_detllm.controls.seeding import SEED_VARIABLE
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 
 CPU, CUDA = Platform.CPU, Platform.CUDA
 

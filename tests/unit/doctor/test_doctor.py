@@ -25,7 +25,7 @@ from jupyter_detllm.errors import ModelError
 from jupyter_detllm.kernel.commands import models_in_training
 from jupyter_detllm.probes import nvidia, software
 from jupyter_detllm.probes.engine import model_fields, scheme_of
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 from jupyter_detllm.render.doctor import doctor_json, doctor_text
 
 SCHEMA = json.loads(

@@ -19,7 +19,7 @@ from jupyter_detllm.doctor.kinds.environment import ALWAYS, SOMETIMES
 from jupyter_detllm.doctor.scene import Finding, Live, ModelConfig, Scene, Severity
 from jupyter_detllm.doctor.table import KINDS
 from jupyter_detllm.probes.nvidia import GpuHealth
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 
 WRONG, RISK, UNKNOWN, NOTE = Severity.WRONG, Severity.RISK, Severity.UNKNOWN, Severity.NOTE
 BARE = Scene(environ={}, platform=Platform.CPU)

@@ -17,7 +17,7 @@ from jupyter_detllm.errors import ModelError, UsageError
 from jupyter_detllm.kernel.commands import VERBS
 from jupyter_detllm.kernel.completion import candidates
 from jupyter_detllm.models.adapter import is_adapter, read_adapter
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 from jupyter_detllm.render import render_report
 from jupyter_detllm.verify.engine_settings import settings_of
 from jupyter_detllm.verify.plan import Permissions, allowed_models

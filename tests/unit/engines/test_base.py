@@ -12,7 +12,7 @@ from jupyter_detllm.engines import base
 from jupyter_detllm.engines.base import engine_of, load_engine, named_engines
 from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 from jupyter_detllm.verify.engine_settings import as_recorded
 from tests.builders import make_stamp, with_fields
 

@@ -34,8 +34,8 @@ from jupyter_detllm.engines.vllm.steps import (
 from jupyter_detllm.errors import EngineError, InvarianceError
 from jupyter_detllm.invariance.base import Host
 from jupyter_detllm.probes import nvidia, ranks
-from jupyter_detllm.probes.platform import Platform
 from jupyter_detllm.probes.ranks import ask_ranks, by_rank, rank_fields
+from jupyter_detllm.probes.software import Platform
 
 
 class Executor:

@@ -26,7 +26,7 @@ from jupyter_detllm.export.kernelspec import (
 from jupyter_detllm.kernel.config import DetLLM
 from jupyter_detllm.kernel.session import SessionSettings
 from jupyter_detllm.kernel.status import status_text
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 
 
 def environ_of(spec: dict) -> dict[str, str]:

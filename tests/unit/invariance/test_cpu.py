@@ -23,7 +23,7 @@ from jupyter_detllm.invariance.cpu_kernels import (
     tile_tokens,
 )
 from jupyter_detllm.models.cache import write_json
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 
 EPYC = Host(Platform.CPU, vllm="0.32.0", cpu_flags=frozenset({"avx2", "avx512f", "avx512_bf16"}))
 XEON = replace(EPYC, cpu_flags=EPYC.cpu_flags | {"amx_bf16", "amx_tile"})

@@ -17,7 +17,7 @@ from jupyter_detllm.invariance import _hopper_products, candidates, first_choice
 from jupyter_detllm.invariance._plugin import register
 from jupyter_detllm.invariance.base import METHOD_VARIABLE, Host, ModelFacts
 from jupyter_detllm.invariance.hopper import CAPTURE_SIZES, FP8_ROWS, HopperOneKernel, VLLMFlag
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 
 H200 = Host(Platform.CUDA, vllm="0.25.1", torch="2.11.0", capability="9.0")
 

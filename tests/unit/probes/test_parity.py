@@ -14,14 +14,14 @@ from jupyter_detllm.core.stamp import ModelIdentity
 from jupyter_detllm.probes import (
     collect_environment,
     hardware,
+    process,
     ranks,
     software,
-    torch_probe,
 )
 from jupyter_detllm.probes import (
     engine as model,
 )
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 from tests.builders import with_fields
 
 
@@ -41,7 +41,7 @@ def collected(group: Group) -> list[str]:
     """Return the names of the fields that are collected of a group."""
     if group is Group.TORCH:
         pytest.importorskip("torch")
-        return list(torch_probe.collect())
+        return list(process.collect_torch())
     return {
         Group.SOFTWARE: lambda: [*software.collect(), *of_ranks(group)],
         Group.HARDWARE: lambda: [*hardware.collect(), *of_ranks(group)],

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_detllm.probes import collect_environment, hardware, nvidia, process, software
-from jupyter_detllm.probes import platform as platforms
+from jupyter_detllm.probes import software as platforms
 from jupyter_detllm.probes.hardware import parse_cpuinfo, parse_sysctl
+from jupyter_detllm.probes.process import built_with, openmp_runtimes
 from jupyter_detllm.probes.software import build_values, dist_version, package_list
-from jupyter_detllm.probes.torch_probe import built_with, openmp_runtimes
 
 HEAVY = (
     *("torch", "vllm", "transformers", "numpy", "pandas", "ipywidgets", "anywidget"),

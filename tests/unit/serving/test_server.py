@@ -18,7 +18,7 @@ from jupyter_detllm.engines.remote.server import read_record
 from jupyter_detllm.engines.vllm.options import ModelSize
 from jupyter_detllm.errors import ControlError, DetLLMError, UsageError
 from jupyter_detllm.models import ResolvedModel
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 from jupyter_detllm.serving import launch
 from jupyter_detllm.serving import plan as planning
 from jupyter_detllm.serving.middleware import RecordRoute

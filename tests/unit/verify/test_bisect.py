@@ -13,7 +13,7 @@ from jupyter_detllm.core.notebook import CellView
 from jupyter_detllm.core.stamp import ModelIdentity, Stamp
 from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 from jupyter_detllm.render.bisect import bisect_json, bisect_text
 from jupyter_detllm.verify.bisect import BisectOptions, bisect_cell
 from jupyter_detllm.verify.bisect_plan import BisectReport, Conclusion, Result

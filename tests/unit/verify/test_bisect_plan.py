@@ -6,7 +6,7 @@ from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue, Fingerprint
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 from jupyter_detllm.verify.bisect import conditions_of
 from jupyter_detllm.verify.bisect_plan import (
     SETTINGS,

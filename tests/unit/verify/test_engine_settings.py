@@ -14,7 +14,7 @@ from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.engines.fake.model import ENGINE_DEFAULTS
 from jupyter_detllm.engines.start import Modifiers
 from jupyter_detllm.probes.limits import Limits, limits_of
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 from jupyter_detllm.verify.engine_settings import ROWS, EngineSettings, settings_of
 
 VLLM_CPU: Mapping[str, FieldValue] = {

@@ -21,7 +21,7 @@ from jupyter_detllm.core.notebook import KEY, CellView, read_notebook
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import UsageError
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 from jupyter_detllm.verify.engine_settings import as_recorded
 from jupyter_detllm.verify.plan import (
     FREE_BATCH,

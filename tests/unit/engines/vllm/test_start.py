@@ -23,7 +23,7 @@ from jupyter_detllm.errors import InvarianceError, installing
 from jupyter_detllm.invariance import candidates, one_at_a_time, reasons_against
 from jupyter_detllm.invariance.base import Host
 from jupyter_detllm.probes import software
-from jupyter_detllm.probes.platform import Platform
+from jupyter_detllm.probes.software import Platform
 
 EPYC = Host(Platform.CPU, vllm="0.32.0", cpu_flags=frozenset({"avx2", "avx512f", "avx512_bf16"}))
 HOPPER = Host(Platform.CUDA, vllm="0.25.1", capability="9.0")
