@@ -152,7 +152,7 @@ def test_each_threshold_is_crossed_by_its_own_figure() -> None:
     found = measure([RunStats(1.0, 999, timings=timings(0.3, gaps=(0.05,)))], memory=use)
     assert not crossed(found, Thresholds())
     for limits, text in (
-        (Thresholds(min_tokens_per_second=1000), "999 tokens/s, asked for at least 1000"),
+        (Thresholds(min_tokens_per_second=1000), "999 tokens/s, asked for at least 1,000"),
         (Thresholds(max_p99_ms=200), "p99 per request 300 ms, asked for at most 200"),
         (Thresholds(max_memory=0.9), "GPU memory 95.0%, asked for at most 90%"),
     ):
