@@ -6,6 +6,7 @@ have equal token ids. Margins are given per position or are 1.0 everywhere.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,6 +45,7 @@ __all__ = [
     "generation",
     "make_stamp",
     "notebook",
+    "of_another_run",
     "promoted",
     "stamped_cell",
     "tried",
@@ -242,6 +244,17 @@ def notebook(*cells: dict[str, Any], **metadata: Any) -> dict[str, Any]:
 def promoted(*cells: dict[str, Any]) -> dict[str, Any]:
     """Return a notebook whose stamps are also its references (verdict: recorded)."""
     return promote(notebook(*cells), Update.NEW)[0]
+
+
+def of_another_run(book: dict[str, Any], run_id: str | None = "run-b") -> dict[str, Any]:
+    """Return a copy of a notebook whose outputs and references are of another run."""
+    out = copy.deepcopy(book)
+    for made in out["cells"]:
+        for output in made.get("outputs", []):
+            output["metadata"]["detllm_run"]["run_id"] = run_id
+        if "detllm" in made["metadata"]:
+            made["metadata"]["detllm"]["recorded_run"] = run_id
+    return out
 
 
 def with_actual(

@@ -56,7 +56,7 @@ def stamped(tmp_path: Path) -> Path:
         ["check", "NB"],
         ["check", "--json", "NB"],
         ["compare", "--help"],
-        ["compare", "NB", "NB", "--html", "HTML", "--junit", "JUNIT"],
+        ["compare", "NB", "NB", "--accept", "recorded", "--html", "HTML", "--junit", "JUNIT"],
         ["check", "NB", "--html", "HTML", "--junit", "JUNIT"],
         ["show", "NB"],
         ["stamp", "NB"],

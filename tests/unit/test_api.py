@@ -18,7 +18,7 @@ from jupyter_detllm.kernel import session as sessions
 from jupyter_detllm.kernel.session import Session, SessionSettings, run_probe
 from jupyter_detllm.verify import replay as replaying
 from jupyter_detllm.verify.report import Report
-from tests.builders import notebook
+from tests.builders import notebook, of_another_run
 from tests.fakes import Run, forget_seed
 from tests.replaying import Lab, book, written
 
@@ -39,7 +39,8 @@ def verdicts(report: Report) -> list[Verdict]:
 
 
 def test_compare_two_notebooks(tmp_path: Path) -> None:
-    same = [written(tmp_path, name, book(Run())) for name in ("a", "b")]
+    found = book(Run())
+    same = [written(tmp_path, "a", found), written(tmp_path, "b", of_another_run(found))]
     other = written(tmp_path, "c", book(Run(options={"dtype": "float32"})))
     report = det.compare(*same)
     assert (verdicts(report), report.exit_code) == ([Verdict.MATCH], 0)

@@ -13,7 +13,14 @@ import pytest
 from jupyter_detllm import render
 from jupyter_detllm.cli import COMMANDS, main, rerun
 from jupyter_detllm.cli._options import Parser
-from tests.builders import make_stamp, notebook, promoted, stamped_cell, with_actual
+from tests.builders import (
+    make_stamp,
+    notebook,
+    of_another_run,
+    promoted,
+    stamped_cell,
+    with_actual,
+)
 
 SOURCE = "%%detgen haiku\nWrite a haiku."
 RECORDED = promoted(stamped_cell(SOURCE))
@@ -305,7 +312,8 @@ def test_a_terminal_without_unicode_gets_escapes(here: Path) -> None:
 def test_reports_are_written_to_files(
     verb: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = ["match.ipynb", "match.ipynb"] if verb == "compare" else ["match.ipynb"]
+    write(here / "again.ipynb", of_another_run(MATCH))
+    files = ["match.ipynb", "again.ipynb"] if verb == "compare" else ["match.ipynb"]
     before = (here / "match.ipynb").read_bytes()
     assert main([verb, *files, "--html", "r.html", "--junit", "r.xml"]) == 0
     assert (here / "r.html").read_text().startswith("<!doctype html>")

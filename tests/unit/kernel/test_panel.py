@@ -99,7 +99,8 @@ def test_self_test_results_stand_line_by_line(
     content = content_of(session)
     _, *lines = content.self_test
     assert content.self_test[0].endswith(
-        ": short self-test: 6 of 8 completions bitwise equal in 2 compositions"
+        "6 of 8 completions bitwise equal in 2 compositions; the level does not hold "
+        "(<b>other\\x1b: token 3 of a)"
     )
     assert lines == ["alone: 4 of 4 equal", "<b>other\\x1b: 2 of 4 equal; token 3 of a"]
     assert "\n             alone: 4 of 4 equal\n             <b>other" in panel_text(content)

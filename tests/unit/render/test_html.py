@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -217,9 +218,9 @@ def hostile_reports(text: str) -> list[Report]:
     fields: dict[str, Any] = {"software.vllm": text[:300], "torch.threads": text[:200]}
     model = ModelIdentity(text)
     unnamed = "%%detgen\nx"
-    first = make_stamp(unnamed, [made], name=text, prompts=[text], model=model)
+    first = make_stamp(unnamed, [made], name="one", prompts=[text], model=model)
     then = make_stamp(
-        unnamed, [other], name=text, prompts=[text], fields=fields, late=[text], model=model
+        unnamed, [other], name="one", prompts=[text], fields=fields, late=[text], model=model
     )
     book = with_actual(promoted(stamped_cell(unnamed, first)), 1, then)
     checked = check_notebook(text, book, None, None, (text,))
@@ -231,8 +232,9 @@ def hostile_reports(text: str) -> list[Report]:
         text, checked.cells, (text,), text, (environment, environment), (text,)
     )
     failed = check_notebook(text, book, None, {1: text})
+    misnamed = check_notebook(text, promoted(stamped_cell(unnamed, replace(first, name=text))))
     return [
-        Report(Mode.CHECK, (checked, failed)),
+        Report(Mode.CHECK, (checked, failed, misnamed)),
         Report(Mode.COMPARE, (compared,)),
     ]
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,6 +27,7 @@ from tests.builders import (
     generation,
     make_stamp,
     notebook,
+    of_another_run,
     promoted,
     stamped_cell,
     with_actual,
@@ -211,16 +211,6 @@ def test_a_notebook_against_each_of_its_fingerprints(tmp_path: Path) -> None:
 
 
 # Cells of two notebooks.
-
-
-def of_another_run(book: dict[str, Any], run_id: str | None = "run-b") -> dict[str, Any]:
-    out = copy.deepcopy(book)
-    for made in out["cells"]:
-        for output in made["outputs"]:
-            output["metadata"]["detllm_run"]["run_id"] = run_id
-        if "detllm" in made["metadata"]:
-            made["metadata"]["detllm"]["recorded_run"] = run_id
-    return out
 
 
 def books(tmp_path: Path, left: list[Any], right: list[Any]) -> tuple[Path, Path]:
