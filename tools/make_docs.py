@@ -102,7 +102,11 @@ MEANINGS: Mapping[Verdict, str] = {
         "the output is the very run that was promoted, or comes from the result cache: nothing "
         "was verified"
     ),
-    Verdict.UNSTAMPED: "there is nothing to compare",
+    Verdict.STRIPPED: (
+        "there is a reference and the stamp is gone (cleared, stripped), or the cell that had one "
+        "was deleted, changed its type or lost its reference"
+    ),
+    Verdict.UNSTAMPED: "there is neither reference nor stamp, or no reference yet",
     Verdict.NOT_COMPARABLE: "another model, another level, or a missing capability",
     Verdict.ERROR: "a stamp is malformed or disagrees with its own digests, or the cell did not "
     "run",

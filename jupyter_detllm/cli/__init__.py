@@ -62,8 +62,8 @@ _EPILOG = """exit codes:
   0  every cell was compared and accepted
   1  drift, divergence, or a policy that was not met
   2  usage, an unreadable file, a failed execution, a broken stamp
-  3  nothing failed, but something was not verified: stale, recorded, unstamped,
-     not comparable, skipped, relaxed (--accept lets these pass)"""
+  3  nothing failed, but something was not verified: stale, recorded, stripped,
+     unstamped, not comparable, skipped, relaxed (--accept lets these pass)"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

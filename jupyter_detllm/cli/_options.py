@@ -130,8 +130,8 @@ def add_verifying(parser: argparse.ArgumentParser) -> None:
         "--accept",
         metavar="LIST",
         default="",
-        help="what may pass without verification, comma-separated: recorded, stale, unstamped, "
-        "not_comparable, skipped, relaxed",
+        help="what may pass without verification, comma-separated: recorded, stale, stripped, "
+        "unstamped, not_comparable, skipped, relaxed",
     )
     for form, text in file_formats().items():
         _add_report_file(parser, form, f"also write the report to FILE, as {text}")

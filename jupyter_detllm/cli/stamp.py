@@ -23,7 +23,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=[update.value for update in Update],
         default=Update.NEW.value,
         help="new (default): cells without a reference, or with a changed source; "
-        "all: every cell whose stamp differs from its reference",
+        "all: every cell whose stamp differs from its reference, and what was lost is forgotten",
+    )
+    parser.add_argument(
+        "--forget-lost",
+        action="store_true",
+        help="forget the references of cells that were deleted, emptied or made text on purpose",
     )
     parser.add_argument(
         "--with-packages",
@@ -39,12 +44,12 @@ def run(args: argparse.Namespace) -> int:
 
     0: every stamped cell now has its stamp as reference. 1: a cell differs from its reference
     with the same source, and the reference was kept. 2: a broken file or stamp. 3: an output
-    of an earlier source, no stamp at all, or a different package list.
+    of an earlier source, no stamp at all, a lost reference, or a different package list.
     """
     update = Update(args.update)
 
     def promoted(file: NotebookFile) -> tuple[JsonObject, tuple[Change, ...], int, str]:
-        notebook, changes = promote(file.data, update)
+        notebook, changes = promote(file.data, update, forget=args.forget_lost)
         code, summary = _outcome(file.data, changes)
         if args.with_packages:
             notebook, stored, sentence = with_packages(notebook)
@@ -62,6 +67,8 @@ def _outcome(notebook: JsonObject, changes: tuple[Change, ...]) -> tuple[int, st
     kinds = {change.kind for change in changes}
     if any(cell.problems and not _replaced(cell.label, changes) for cell in view.cells):
         return 2, "a stamp is broken"
+    if ChangeKind.LOST in kinds and ChangeKind.KEPT not in kinds:
+        return 3, "a reference was lost: restore its cell, or pass --forget-lost"
     if ChangeKind.KEPT in kinds:
         return 1, "a reference was kept: see `check`, or pass --update all"
     if not any(cell.actual is not None for cell in view.cells):

@@ -14,7 +14,8 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import zip_longest
@@ -40,6 +41,7 @@ __all__ = [
     "KEY",
     "MAX_OURS",
     "NOTEBOOK_SCHEMA",
+    "OLD_NOTEBOOK_SCHEMA",
     "RUN_KEY",
     "SKIP_TAG",
     "SMALL",
@@ -97,6 +99,14 @@ class CellView:
         Whether the output is from the run that was promoted.
     actual_run, reference_run
         Ids of the runs that both come from, "" where there is none.
+    entry
+        The key under which the notebook lists the cell, "" without a reference. It stays with
+        the cell when that is moved, pasted or stamped again.
+    deleted
+        Whether there is no such cell any more; its number is then beyond the last cell's.
+    lost
+        What became of a reference that the notebook lists and this cell does not hold, "" if
+        nothing did.
     problems
         What could not be read, one line each.
     """
@@ -115,21 +125,35 @@ class CellView:
     same_run: bool = False
     actual_run: str = ""
     reference_run: str = ""
+    entry: str = ""
+    lost: str = ""
+    deleted: bool = False
     problems: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
-        """Name for display: ``cell 3 (haiku)``."""
-        return f"cell {self.number} ({self.name})" if self.name else f"cell {self.number}"
+        """Name for display: ``cell 3 (haiku)``, or ``deleted cell 1a2b3c (haiku)``."""
+        which = f"deleted cell {self.entry}" if self.deleted else f"cell {self.number}"
+        return f"{which} ({self.name})" if self.name else which
 
 
 @dataclass(frozen=True, slots=True)
 class NotebookView:
-    """The stamped cells of a notebook and its shared fingerprints by digest."""
+    """The stamped cells of a notebook and its fingerprints by digest.
+
+    `lost` are cells that had a reference and neither generate nor hold a stamp now: another
+    type of cell, emptied, or deleted.
+    """
 
     cells: tuple[CellView, ...]
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    lost: tuple[CellView, ...] = ()
+
+    @property
+    def judged(self) -> tuple[CellView, ...]:
+        """The cells that get a verdict: those that are there, then those that were lost."""
+        return (*self.cells, *self.lost)
 
 
 _LINE_NAME = re.compile(r"\s+([A-Za-z_][\w.-]*)(?=\s|$)")
@@ -161,7 +185,9 @@ def line_option(line: str, option: str) -> str | None:
 KEY = "detllm"
 RUN_KEY = "detllm_run"
 CELL_SCHEMA = "detllm.cell/1"
-NOTEBOOK_SCHEMA = "detllm.notebook/1"
+NOTEBOOK_SCHEMA = "detllm.notebook/2"
+OLD_NOTEBOOK_SCHEMA = "detllm.notebook/1"
+"""It listed generation digests in cell order, so that every promotion changed one list."""
 SKIP_TAG = "detllm-skip"
 _POLICY_TAG = "detllm-policy-"
 
@@ -193,6 +219,7 @@ def read_notebook(
     fingerprints, problems = read_fingerprints(notebook)
     cells = []
     context = _Context(fingerprints, which)
+    held: dict[str, Fingerprint] = {}
     known = {} if known is None else known
     for number, cell in enumerate(notebook["cells"], start=1):
         if not isinstance(cell, dict):
@@ -203,7 +230,10 @@ def read_notebook(
             view = known[id(cell)]
             if view is not None:
                 cells.append(context.placed(view, number))
-    return NotebookView(tuple(cells), fingerprints, tuple(problems))
+        held.update(_fingerprints_in(own_metadata(cell))[0])
+    found = NotebookView(tuple(cells), {**held, **fingerprints}, tuple(problems))
+    # Whether a reference is missing is only known where all of them were read.
+    return _with_lost(found, notebook) if which is Which.BOTH else found
 
 
 def check_format(notebook: object) -> None:
@@ -234,8 +264,20 @@ def own_metadata(holder: Mapping[str, Any]) -> Mapping[str, Any]:
 def read_fingerprints(notebook: Mapping[str, Any]) -> tuple[dict[str, Fingerprint], list[str]]:
     """Return the sound fingerprints of a notebook by digest, and what is wrong with others."""
     meta = own_metadata(notebook)
+    old = meta.get("schema") == OLD_NOTEBOOK_SCHEMA
+    schema = OLD_NOTEBOOK_SCHEMA if old else NOTEBOOK_SCHEMA
+    problems = schema_problems(meta, schema, "notebook")
+    found, broken = _fingerprints_in(meta)
+    key, kind = ("generations", list) if old else ("cells", dict)
+    if not isinstance(meta.get(key, kind()), kind):
+        problems.append(f"the notebook's metadata has no sound list of its references ({key!r})")
+    return found, problems + broken
+
+
+def _fingerprints_in(meta: Mapping[str, Any]) -> tuple[dict[str, Fingerprint], list[str]]:
+    """Return the sound fingerprints of our metadata, of a notebook or a cell."""
     found: dict[str, Fingerprint] = {}
-    problems = schema_problems(meta, NOTEBOOK_SCHEMA, "notebook")
+    problems = []
     for digest, data in _mapping(meta.get("fingerprints")).items():
         try:
             fingerprint = Fingerprint.from_json(data)
@@ -292,6 +334,11 @@ class _Context:
             problems.append(str(error))
             return None
 
+    def within(self, meta: Mapping[str, Any]) -> _Context:
+        """Return the context of a cell: it may hold fingerprints that the notebook does not."""
+        own = _fingerprints_in(meta)[0]
+        return replace(self, fingerprints={**self.fingerprints, **own}) if own else self
+
     def placed(self, view: CellView, number: int) -> CellView:
         """Return a cell as it stands in the notebook: with its number, its name its own."""
         # A name that no `%%detgen` line gives may be used twice: it comes from a stamp.
@@ -306,6 +353,7 @@ class _Context:
 def _cell(cell: JsonObject, context: _Context) -> CellView | None:
     meta = own_metadata(cell)
     problems = schema_problems(meta, CELL_SCHEMA, "cell")
+    context = context.within(meta)
     source = _text(cell.get("source"))
     if source is None:
         problems.append("the cell's source is not Unicode text")
@@ -325,11 +373,12 @@ def _cell(cell: JsonObject, context: _Context) -> CellView | None:
     if shows and actual is not None and not still_shown(actual, _shown_texts(cell)):
         problems.append("the text that the output shows is not the stamped one: run the cell again")
     reference_json = meta.get("reference")
+    cell_id = cell_id_of(cell)
     before = meta.get("previous") if which is Which.BOTH else None
     wanted = which in (Which.BOTH, Which.REFERENCE) or (which is Which.ONE and actual is None)
     return CellView(
         number=0,
-        cell_id=cell_id[:64] if isinstance(cell_id := cell.get("id"), str) else "",
+        cell_id=cell_id,
         name=name or (actual.name if actual else ""),
         source=source,
         skipped=SKIP_TAG in tags,
@@ -344,8 +393,128 @@ def _cell(cell: JsonObject, context: _Context) -> CellView | None:
         same_run=_same_run(run, meta, stamped),
         actual_run=run or "",
         reference_run=recorded if isinstance(recorded := meta.get("recorded_run"), str) else "",
+        entry=_entry(meta, cell_id) if reference_json is not None else "",
         problems=tuple(problems),
     )
+
+
+def cell_id_of(cell: Mapping[str, Any]) -> str:
+    """Return the id of a cell, "" if it has none (before nbformat 4.5)."""
+    found = cell.get("id")
+    return found[:64] if isinstance(found, str) else ""
+
+
+def _entry(meta: Mapping[str, Any], cell_id: str) -> str:
+    """Return the key under which the notebook lists a cell with a reference."""
+    found = meta.get("entry")
+    if isinstance(found, str) and found:
+        return found[:64]
+    # References that were made before there was a list by cell.
+    source = _mapping(meta.get("reference")).get("source")
+    return cell_id or (f"source {source[7:23]}" if isinstance(source, str) else "")
+
+
+def _with_lost(view: NotebookView, notebook: Mapping[str, Any]) -> NotebookView:
+    """Return the view with what had a reference, and has none now."""
+    raws = notebook["cells"]
+    cells = {cell.number: cell for cell in view.cells}
+    lost = [
+        CellView(
+            n,
+            cell_id_of(raw),
+            "",
+            "",
+            entry=_entry(own_metadata(raw), cell_id_of(raw)),
+            lost=_what_it_is(raw),
+        )
+        for n, raw in enumerate(raws, start=1)
+        if raw.get("cell_type") != "code" and own_metadata(raw).get("reference") is not None
+    ]
+    ids = {cell_id_of(raw): number for number, raw in enumerate(raws, start=1)}
+    end = len(raws)
+    for entry, name, place in _missing(view, notebook, lost):
+        number = ids.get(entry) if place is None else place
+        held = None if number is None else cells.get(number)
+        if number is None or (held is not None and held.entry):
+            end += 1
+            lost.append(CellView(end, "", name, "", entry=entry, lost=_DELETED, deleted=True))
+        elif held is not None:
+            cells[number] = replace(held, entry=entry, lost=_NO_REFERENCE)
+        else:
+            why = _what_it_is(raws[number - 1])
+            lost.append(CellView(number, entry, name, "", entry=entry, lost=why))
+    return replace(view, cells=tuple(cells.values()), lost=tuple(lost))
+
+
+_DELETED = "the cell is gone"
+_NO_REFERENCE = "its reference is gone from the cell's metadata"
+
+
+def _what_it_is(raw: Mapping[str, Any]) -> str:
+    kind = raw.get("cell_type")
+    if kind == "code":
+        return "it is a code cell without stamp or reference now"
+    return f"it is a {brief(kind) if kind not in ('markdown', 'raw') else kind} cell now"
+
+
+_Missing: TypeAlias = tuple[str, str, int | None]
+"""An entry, its name, and the number of its cell where that is known."""
+
+
+def _missing(
+    view: NotebookView, notebook: Mapping[str, Any], lost: Sequence[CellView]
+) -> list[_Missing]:
+    """Return what the notebook lists and no cell holds."""
+    meta = own_metadata(notebook)
+    if meta.get("schema") == OLD_NOTEBOOK_SCHEMA:
+        return _missing_generations(view, meta.get("generations"), lost)
+    listed = {key[:64]: name for key, name in _mapping(meta.get("cells")).items()}
+    present = {cell.entry for cell in (*view.cells, *lost)}
+    if any(entry.startswith(_BY_GENERATION) for entry in listed):
+        back = (cell.reference for cell in view.cells if cell.entry not in listed)
+        present |= {
+            _generation_entry(str(stamp.generation_digest)) for stamp in back if stamp is not None
+        }
+    return [
+        (entry, name[:64] if isinstance(name, str) else "", None)
+        for entry, name in listed.items()
+        if entry not in present
+    ]
+
+
+_BY_GENERATION = "sha256:"
+
+
+def _generation_entry(digest: str) -> str:
+    """Return the entry of a reference of which only the old form's digest is known."""
+    return digest[: len(_BY_GENERATION) + 16]
+
+
+def _missing_generations(
+    view: NotebookView, listed: object, lost: Sequence[CellView]
+) -> list[_Missing]:
+    """Return what the old form lists, generation digests, and no reference has."""
+    references = [cell for cell in view.cells if cell.reference_json is not None]
+    found = Counter(g for g in (listed if isinstance(listed, list) else []) if isinstance(g, str))
+    for cell in references:
+        if cell.reference is not None:
+            found.subtract([str(cell.reference.generation_digest)])
+    gone = sorted(found.elements())
+    # Of a reference that cannot be read here, it is unknown which of them is its own.
+    unread = len(lost) + sum(cell.reference is None for cell in references)
+    stamped = {
+        str(cell.actual.generation_digest): cell
+        for cell in view.cells
+        if cell.actual is not None and cell.reference_json is None
+    }
+    out: list[_Missing] = []
+    for digest in gone[: max(0, len(gone) - unread)]:
+        stamp_only = stamped.pop(digest, None)
+        if stamp_only is None:
+            out.append((_generation_entry(digest), "", None))
+        else:
+            out.append((_generation_entry(digest), stamp_only.name, stamp_only.number))
+    return out
 
 
 def output_stamp(cell: JsonObject) -> tuple[object, str | None]:
@@ -402,6 +571,8 @@ def check_cell(cell: CellView) -> Outcome:
     """Return the verdict on a cell from the file's content alone."""
     if cell.problems:
         return decide(Facts(problems=cell.problems))
+    if cell.lost:
+        return decide(Facts(lost=cell.lost))
     if cell.reference is None or cell.actual is None:
         return decide(
             Facts(has_reference=cell.reference is not None, has_actual=cell.actual is not None)

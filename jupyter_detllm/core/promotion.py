@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -12,6 +13,7 @@ from jupyter_detllm.core.notebook import (
     CELL_SCHEMA,
     KEY,
     NOTEBOOK_SCHEMA,
+    OLD_NOTEBOOK_SCHEMA,
     RUN_KEY,
     CellView,
     JsonObject,
@@ -20,9 +22,10 @@ from jupyter_detllm.core.notebook import (
     check_format,
     output_stamp,
     own_metadata,
+    read_fingerprints,
     read_notebook,
 )
-from jupyter_detllm.core.stamp import STAMP_SCHEMA, Stamp, reference_json
+from jupyter_detllm.core.stamp import STAMP_SCHEMA, reference_json, source_digest
 from jupyter_detllm.errors import UPGRADING, NotebookError
 
 __all__ = ["Change", "ChangeKind", "Update", "promote", "strip"]
@@ -46,6 +49,7 @@ class ChangeKind(StrEnum):
     REPLACED = "replaced"
     UNCHANGED = "unchanged"
     KEPT = "kept"
+    LOST = "lost"
     REFUSED = "refused"
     REMOVED = "removed"
 
@@ -64,6 +68,8 @@ def promote(
     update: Update,
     chosen: Container[int] | None = None,
     known: KnownCells | None = None,
+    *,
+    forget: bool = False,
 ) -> tuple[JsonObject, tuple[Change, ...]]:
     """Return the notebook with stamps promoted, and what was done per cell.
 
@@ -80,6 +86,9 @@ def promote(
         Numbers of the cells, from 1, that may be promoted; None for all.
     known
         Cells that need not be read again, see `read_notebook`.
+    forget
+        Whether references are forgotten that no cell holds any more; `Update.ALL` of all cells
+        does that too.
 
     Raises
     ------
@@ -89,32 +98,55 @@ def promote(
     known = {} if known is None else known
     view = read_notebook(notebook, known=known)
     _check_schema(notebook)
-    cells = list(notebook["cells"])
+    forget = forget or (update is Update.ALL and chosen is None)
     changes = []
+    chosen_cells: list[CellView] = []
     for cell in view.cells:
-        if chosen is not None and cell.number not in chosen:
-            continue
-        change, meta = _decide(cell, cells[cell.number - 1], update)
-        changes.append(change)
-        if meta is not None:
-            cells[cell.number - 1] = _with_metadata(cells[cell.number - 1], meta)
-    for index, raw in enumerate(cells):
-        # Lab keeps a code cell's metadata when it becomes markdown.
-        if raw.get("cell_type") != "code" and KEY in _metadata(raw):
-            cells[index] = _with_metadata(raw, None)
-            label = f"cell {index + 1}"
-            changes.append(Change(label, ChangeKind.REMOVED, "it is no longer a code cell"))
-    promoted = {**notebook, "cells": cells}
+        if chosen is None or cell.number in chosen:
+            change = _decide(cell, update, forget=forget)
+            changes.append(change)
+            if change.kind in (ChangeKind.ADDED, ChangeKind.REPLACED):
+                chosen_cells.append(cell)
+    cells = _with_references(notebook, view, chosen_cells)
+    lost = () if forget else view.lost
+    if forget:
+        cells = [_forgotten(raw) for raw in cells]
+    if forget or chosen is None:
+        changes += [_lost_change(cell, forget=forget) for cell in view.lost]
     changed = any(a is not b for a, b in zip(cells, notebook["cells"], strict=True))
-    shared = _shared(promoted, read_notebook(promoted, known=known) if changed else view)
+    promoted = {**notebook, "cells": cells}
+    after = read_notebook(promoted, known=known) if changed else view
+    shared = _shared(promoted, after, lost, forget=forget)
+    if not changed and lost == view.lost and _says_the_same(own_metadata(notebook), shared):
+        return notebook, tuple(changes)  # the old form stays until there is something to write
     if shared != _metadata(notebook).get(KEY):
         promoted = _with_metadata(promoted, shared)
     return (promoted if promoted != notebook else notebook), tuple(changes)
 
 
+def _lost_change(cell: CellView, *, forget: bool) -> Change:
+    kind = ChangeKind.REMOVED if forget else ChangeKind.LOST
+    return Change(cell.label, kind, cell.lost)
+
+
+def _forgotten(raw: JsonObject) -> JsonObject:
+    # Lab keeps a code cell's metadata when it becomes markdown.
+    gone = raw.get("cell_type") != "code" and KEY in _metadata(raw)
+    return _with_metadata(raw, None) if gone else raw
+
+
+def _says_the_same(stored: Mapping[str, Any], shared: JsonObject | None) -> bool:
+    old = stored.get("schema") == OLD_NOTEBOOK_SCHEMA
+    return old and shared is not None and stored.get("fingerprints") == shared["fingerprints"]
+
+
+def _is_current(notebook: JsonObject) -> bool:
+    return bool(own_metadata(notebook).get("schema", NOTEBOOK_SCHEMA) == NOTEBOOK_SCHEMA)
+
+
 def _check_schema(notebook: JsonObject) -> None:
     schema = own_metadata(notebook).get("schema", NOTEBOOK_SCHEMA)
-    if schema != NOTEBOOK_SCHEMA:
+    if schema not in (NOTEBOOK_SCHEMA, OLD_NOTEBOOK_SCHEMA):
         raise NotebookError(
             f"the notebook's metadata has schema {brief(schema)}",
             expected=repr(NOTEBOOK_SCHEMA),
@@ -122,27 +154,30 @@ def _check_schema(notebook: JsonObject) -> None:
         )
 
 
-def _decide(cell: CellView, raw: JsonObject, update: Update) -> tuple[Change, JsonObject | None]:
-    def no(kind: ChangeKind, why: str) -> tuple[Change, None]:
-        return Change(cell.label, kind, why), None
+def _decide(cell: CellView, update: Update, *, forget: bool) -> Change:
+    def because(kind: ChangeKind, why: str) -> Change:
+        return Change(cell.label, kind, why)
 
     if cell.problems and not (update is Update.ALL and _only_reference_broken(cell)):
-        return no(ChangeKind.REFUSED, cell.problems[0])
+        return because(ChangeKind.REFUSED, cell.problems[0])
     if cell.actual is None or cell.actual_json is None:
-        return no(ChangeKind.UNCHANGED, "the output carries no stamp")
+        if cell.lost:
+            return _lost_change(cell, forget=forget)
+        return because(ChangeKind.UNCHANGED, "the output carries no stamp")
     if not cell.actual.is_of(cell.source):
-        return no(ChangeKind.REFUSED, "the output is of an earlier source: run the cell first")
+        why = "the output is of an earlier source: run the cell first"
+        return because(ChangeKind.REFUSED, why)
+    if cell.lost and update is not Update.ALL:
+        return because(ChangeKind.LOST, f"{cell.lost}; --update all makes this output a new one")
     if cell.reference_json is None:
-        return Change(cell.label, ChangeKind.ADDED, "first reference"), _cell_meta(raw, cell)
+        return because(ChangeKind.ADDED, "first reference")
     if cell.reference is not None and _same_content(cell):
-        return no(ChangeKind.UNCHANGED, "equal to its reference")
+        return because(ChangeKind.UNCHANGED, "equal to its reference")
     if cell.reference is not None and not cell.reference.is_of(cell.source):
-        return Change(cell.label, ChangeKind.REPLACED, "its source was changed"), _cell_meta(
-            raw, cell
-        )
+        return because(ChangeKind.REPLACED, "its source was changed")
     if update is Update.ALL:
-        return Change(cell.label, ChangeKind.REPLACED, "accepted"), _cell_meta(raw, cell)
-    return no(ChangeKind.KEPT, "it differs from its reference under the same source")
+        return because(ChangeKind.REPLACED, "accepted")
+    return because(ChangeKind.KEPT, "it differs from its reference under the same source")
 
 
 def _same_content(cell: CellView) -> bool:
@@ -161,6 +196,60 @@ def _only_reference_broken(cell: CellView) -> bool:
     broken = stored is not None and cell.reference is None
     ours = stored is not None and stored.get("schema") == STAMP_SCHEMA
     return broken and ours and cell.actual is not None and len(cell.problems) == 1
+
+
+def _with_references(
+    notebook: JsonObject, view: NotebookView, promoted: Sequence[CellView]
+) -> list[JsonObject]:
+    """Return the cells, with the stamps of `promoted` as their references."""
+    cells = list(notebook["cells"])
+    entries = Counter(cell.entry for cell in view.judged)
+    shared = _own_fingerprints(notebook)
+    taken = {cell.number for cell in promoted}
+    current = [c.reference for c in view.cells if c.reference and c.number not in taken]
+    current += [cell.actual for cell in promoted if cell.actual]
+    # Where a part of the notebook was stamped in another environment, its fingerprint goes to
+    # these cells: branches that stamp in environments of their own then merge.
+    apart = any(str(stamp.fingerprint_digest) in shared for stamp in current)
+    for cell in promoted:
+        raw = cells[cell.number - 1]
+        meta = _cell_meta(raw, cell)
+        own_entry = cell.entry and (entries[cell.entry] == 1 or not cell.cell_id)
+        meta["entry"] = cell.entry if own_entry else cell.cell_id or _free_entry(cell, entries)
+        entries[meta["entry"]] += 1
+        held = _held_fingerprints(view, cell, shared) if apart else {}
+        if held:
+            meta["fingerprints"] = held
+        cells[cell.number - 1] = _with_metadata(raw, meta)
+    return cells
+
+
+def _free_entry(cell: CellView, entries: Counter[str]) -> str:
+    """Return an entry for a cell without an id (nbformat 4.4 and earlier)."""
+    source = f"source {source_digest(cell.source).hex[:16]}"
+    return next(
+        entry
+        for entry in (source, *(f"{source} {n}" for n in range(2, len(entries) + 3)))
+        if not entries[entry]
+    )
+
+
+def _held_fingerprints(
+    view: NotebookView, cell: CellView, shared: Container[str]
+) -> dict[str, Json]:
+    """Return the fingerprints of a promoted cell that the notebook does not hold."""
+    found = {}
+    for stamp in (cell.actual, cell.reference):
+        digest = str(stamp.fingerprint_digest) if stamp is not None else ""
+        known = stamp.fingerprint if stamp is not None else None
+        if known is not None and digest not in shared:
+            found[digest] = known.to_json()
+    return {digest: found[digest] for digest in sorted(found)}
+
+
+def _own_fingerprints(holder: JsonObject) -> JsonObject:
+    found = own_metadata(holder).get("fingerprints")
+    return dict(found) if isinstance(found, dict) else {}
 
 
 def _cell_meta(raw: JsonObject, cell: CellView) -> JsonObject:
@@ -189,41 +278,54 @@ def _with_metadata(raw: JsonObject, meta: JsonObject | None) -> JsonObject:
     return {**raw, "metadata": metadata}
 
 
-def _shared(notebook: JsonObject, view: NotebookView) -> JsonObject | None:
-    """Return the notebook-level metadata that follows from all references."""
-    references = [cell.reference for cell in view.cells if cell.reference is not None]
-    unreadable = any(
-        cell.reference is None
-        and own_metadata(notebook["cells"][cell.number - 1]).get("reference") is not None
-        for cell in view.cells
-    )
-    kept = dict(own_metadata(notebook))
-    if unreadable:
-        # It is unknown what such a reference needs, so nothing is dropped.
-        return kept if not references else {**kept, **_summary(references, view, kept, keep=True)}
-    return {**kept, **_summary(references, view, kept, keep=False)} if references else None
+def _shared(
+    notebook: JsonObject, view: NotebookView, lost: Sequence[CellView], *, forget: bool
+) -> JsonObject | None:
+    """Return the notebook-level metadata: what its references share, and which there are.
+
+    What promotion of one cell writes here does not depend on what its reference holds, so that
+    branches that stamp different cells merge.
+    """
+    stored = dict(own_metadata(notebook))
+    cells = {cell.entry: cell.name for cell in view.cells if not (forget and cell.lost)}
+    cells |= {cell.entry: cell.name for cell in lost}
+    if _is_current(notebook) and isinstance(stored.get("cells"), dict):
+        # A name that changed is no reason to change a line that others may change.
+        cells |= {k: v for k, v in stored["cells"].items() if k in cells}
+    cells.pop("", None)
+    if not cells:
+        return None
+    kept = {k: v for k, v in stored.items() if k not in ("model", "generations")}
+    return {
+        **kept,
+        "schema": NOTEBOOK_SCHEMA,
+        "fingerprints": _needed_fingerprints(notebook, view, keep=bool(lost)),
+        "cells": {entry: cells[entry] for entry in sorted(cells)},
+    }
 
 
-def _summary(
-    references: list[Stamp], view: NotebookView, kept: JsonObject, *, keep: bool
-) -> JsonObject:
-    previous = [cell.previous for cell in view.cells if cell.previous is not None]
-    wanted = {str(stamp.fingerprint_digest) for stamp in (*references, *previous)}
-    stored = kept.get("fingerprints")
+def _needed_fingerprints(
+    notebook: JsonObject, view: NotebookView, *, keep: bool
+) -> dict[str, Json]:
     # Valid stored data stays as it was written, including unknown keys.
-    found: dict[str, Json] = dict(stored) if isinstance(stored, dict) else {}
-    wanted |= found.keys() if keep else set()
+    found = _own_fingerprints(notebook)
+    sound = read_fingerprints(notebook)[0]
+    held = {
+        cell.number: _own_fingerprints(notebook["cells"][cell.number - 1]) for cell in view.cells
+    }
+    unreadable = any(c.reference is None and c.reference_json is not None for c in view.cells)
+    wanted = set()
     for cell in view.cells:
+        for stamp in (cell.reference, cell.previous):
+            if stamp is not None and str(stamp.fingerprint_digest) not in held[cell.number]:
+                wanted.add(str(stamp.fingerprint_digest))
         if cell.actual is not None and cell.actual.fingerprint is not None:
             digest = str(cell.actual.fingerprint_digest)
-            if digest not in view.fingerprints:
+            if digest not in sound:
                 found[digest] = cell.actual.fingerprint.to_json()
-    return {
-        "schema": NOTEBOOK_SCHEMA,
-        "model": references[0].model.to_json(),
-        "fingerprints": {d: found[d] for d in sorted(wanted) if d in found},
-        "generations": [str(reference.generation_digest) for reference in references],
-    }
+    # It is unknown what a reference needs that cannot be read, or may come back.
+    wanted |= _own_fingerprints(notebook).keys() if keep or unreadable else set()
+    return {digest: found[digest] for digest in sorted(wanted) if digest in found}
 
 
 def strip(notebook: JsonObject) -> tuple[JsonObject, tuple[Change, ...]]:
@@ -238,7 +340,7 @@ def strip(notebook: JsonObject) -> tuple[JsonObject, tuple[Change, ...]]:
     result = {**notebook, "cells": cells}
     if KEY in _metadata(notebook):
         result = _with_metadata(result, None)
-        changes.append(Change("notebook", ChangeKind.REMOVED, "model, fingerprints, generations"))
+        changes.append(Change("notebook", ChangeKind.REMOVED, "fingerprints, list of references"))
     return (result if changes else notebook), tuple(changes)
 
 

@@ -43,6 +43,7 @@ class Verdict(StrEnum):
     DIVERGED = "diverged"
     STALE = "stale"
     RECORDED = "recorded"
+    STRIPPED = "stripped"
     UNSTAMPED = "unstamped"
     NOT_COMPARABLE = "not_comparable"
     ERROR = "error"
@@ -56,6 +57,9 @@ class Facts:
     ----------
     problems
         Problems with a stamp or with its execution, one line each.
+    lost
+        What became of a reference that the notebook lists and that is not in its cell; "" if
+        nothing did.
     has_reference, has_actual
         Which sides exist.
     source_changed
@@ -74,6 +78,7 @@ class Facts:
     """
 
     problems: tuple[str, ...] = ()
+    lost: str = ""
     has_reference: bool = True
     has_actual: bool = True
     source_changed: bool = False
@@ -115,8 +120,12 @@ def _no_reference(facts: Facts) -> tuple[str, ...] | None:
     return (f"{what}: nothing was verified",)
 
 
+def _lost(facts: Facts) -> tuple[str, ...] | None:
+    return (f"the notebook lists a reference here: {facts.lost}",) if facts.lost else None
+
+
 def _no_actual(facts: Facts) -> tuple[str, ...] | None:
-    if facts.has_actual:
+    if facts.has_actual or not facts.has_reference:
         return None
     return ("the output carries no stamp (cleared or stripped); the reference is still there",)
 
@@ -194,8 +203,9 @@ def _tokens_match(facts: Facts) -> tuple[str, ...] | None:
 
 RULES: tuple[Rule, ...] = (
     Rule("problem", Verdict.ERROR, lambda facts: facts.problems or None),
+    Rule("lost", Verdict.STRIPPED, _lost),
+    Rule("no-actual", Verdict.STRIPPED, _no_actual),
     Rule("no-reference", Verdict.UNSTAMPED, _no_reference),
-    Rule("no-actual", Verdict.UNSTAMPED, _no_actual),
     Rule("source-changed", Verdict.STALE, _source_changed),
     Rule("same-run", Verdict.RECORDED, _same_run),
     Rule("incomparable", Verdict.NOT_COMPARABLE, lambda facts: facts.incomparable or None),

@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="LIST",
         default="",
         help="what is skipped instead of failed though it was not verified, comma-separated: "
-        "recorded, stale, unstamped, not_comparable, relaxed",
+        "recorded, stale, stripped, unstamped, not_comparable, relaxed",
     )
     add(
         "--detllm-strict-fingerprint",

@@ -183,7 +183,7 @@ class Notebook(pytest.File):
     def collect(self) -> Iterator[NotebookItem]:
         """Return the items; nothing is executed, nothing compared."""
         try:
-            cells = read_notebook(read_file(self.path).data).cells
+            cells = read_notebook(read_file(self.path).data).judged
         except NotebookError as error:
             raise self.CollectError(str(error)) from None
         if not cells:

@@ -340,6 +340,8 @@ def advice(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> str | None:
             if cell.accepted
             else f"accept it with --policy tokens, or {_promote_command(path)}"
         )
+    if cell.verdict is Verdict.STRIPPED:
+        return _about_stripped(cell, path)
     if cell.verdict is Verdict.UNSTAMPED:
         return _about_unstamped(cell, path)
     return {
@@ -431,11 +433,19 @@ def _near_tie(cell: CellReport) -> bool:
     )
 
 
+def _about_stripped(cell: CellReport, path: str) -> str:
+    if not cell.view.lost:
+        return f"run the cell again, or {command('rerun --save', path)}"
+    if cell.view.actual is not None:
+        return (
+            f"restore the cell, or {command('stamp --update all', path)} makes it a new reference"
+        )
+    return f"restore the cell, or {command('stamp --forget-lost', path)} if it was meant"
+
+
 def _about_unstamped(cell: CellReport, path: str) -> str:
     if cell.view.actual is not None:
         return command("stamp", path)
-    if cell.view.reference is not None:
-        return "run the cell again, or restore its output"
     return f"run the cell, then {command('stamp', path)}"
 
 
@@ -524,6 +534,7 @@ PROMOTION_WORDS: Mapping[ChangeKind, str] = {
     ChangeKind.REPLACED: "reference replaced",
     ChangeKind.UNCHANGED: "unchanged",
     ChangeKind.KEPT: "reference kept",
+    ChangeKind.LOST: "reference lost",
     ChangeKind.REFUSED: "not stamped",
     ChangeKind.REMOVED: "reference removed",
 }

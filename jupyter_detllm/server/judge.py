@@ -279,17 +279,23 @@ class _Reading:
 
     def rows(self) -> list[JsonObject]:
         """Return what a page shows, cell by cell."""
-        return [self._row(self._reads[id(self._raws[v.number - 1])], v) for v in self.view.cells]
+        there = [self._row(self._reads[id(self._raws[v.number - 1])], v) for v in self.view.cells]
+        return there + [self._placed(_row_of(view), view) for view in self.view.lost]
 
     def _row(self, read: _Read, view: CellView) -> JsonObject:
-        row = read.rows.get(view.problems)
+        key = (view.lost, *view.problems)
+        row = read.rows.get(key)
         if row is None:
-            row = read.rows[view.problems] = _new_row(judged(view, check_cell(view), None))
+            row = read.rows[key] = _row_of(view)
+        return self._placed(row, view)
+
+    @staticmethod
+    def _placed(row: JsonObject, view: CellView) -> JsonObject:
         return {**row, "number": view.number, "label": clip(visible(view.label), _LABEL)}
 
 
-def _new_row(report: CellReport) -> JsonObject:
-    view = report.view
+def _row_of(view: CellView) -> JsonObject:
+    report = judged(view, check_cell(view), None)
     compared = view.actual is not None and view.reference is not None and not view.problems
     return {
         "id": view.cell_id,
@@ -299,7 +305,7 @@ def _new_row(report: CellReport) -> JsonObject:
         "lines": _lines(report),
         # While somebody types, the page sees by this digest that the source is another.
         "source": str(source_digest(view.source)) if compared else None,
-        "stamped": view.actual is not None or view.reference is not None,
+        "stamped": view.actual is not None or view.reference is not None or bool(view.lost),
         "promotable": view.actual is not None and view.reference_json is None,
         "acceptable": view.actual is not None
         and report.standing is not Standing.RECORDED

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jupyter_detllm.core.notebook import CellView, NotebookView, read_notebook
+from jupyter_detllm.core.notebook import CellView, NotebookView, check_cell, read_notebook
 from jupyter_detllm.core.stamp import Call, Run, Stamp, assemble_stamp
 from jupyter_detllm.core.verdict import Facts, Outcome, Policy, decide, facts_of, model_differences
 from jupyter_detllm.engines.base import VLLM_SERVER
@@ -129,6 +129,7 @@ def _report(
     for cell in view.cells:
         outcome, actual = outcomes[Key(number, cell.number)]
         cells.append(judged(_shown(cell, actual), outcome, policy))
+    cells += [judged(cell, check_cell(cell), policy) for cell in view.lost]
     return NotebookReport(path, tuple(cells), view.problems)
 
 

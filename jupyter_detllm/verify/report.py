@@ -59,6 +59,7 @@ class Standing(StrEnum):
     INVALID = "invalid"
     STALE = "stale"
     RECORDED = "recorded"
+    STRIPPED = "stripped"
     UNSTAMPED = "unstamped"
     NOT_COMPARABLE = "not_comparable"
     SKIPPED = "skipped"
@@ -69,6 +70,7 @@ ACCEPTABLE = frozenset(
     {
         Standing.STALE,
         Standing.RECORDED,
+        Standing.STRIPPED,
         Standing.UNSTAMPED,
         Standing.NOT_COMPARABLE,
         Standing.SKIPPED,
@@ -78,6 +80,7 @@ ACCEPTABLE = frozenset(
 _UNVERIFIED = {
     Verdict.STALE: Standing.STALE,
     Verdict.RECORDED: Standing.RECORDED,
+    Verdict.STRIPPED: Standing.STRIPPED,
     Verdict.UNSTAMPED: Standing.UNSTAMPED,
     Verdict.NOT_COMPARABLE: Standing.NOT_COMPARABLE,
 }
@@ -284,9 +287,9 @@ def exit_code(report: Report, accept: frozenset[Standing] | None = None) -> int:
 
     0: every cell was compared and accepted. 1: drift, divergence or a policy not met.
     2: an unreadable file, a failed execution, the verdict `error`. 3: nothing failed, but
-    something was not verified: stale, recorded, unstamped (also a notebook without
-    stamped cells), not comparable, skipped, or accepted only because the policy is
-    relaxed. With several, 2 before 1 before 3 before 0.
+    something was not verified: stale, recorded, stripped (a reference without a stamp),
+    unstamped (also a notebook without stamped cells), not comparable, skipped, or accepted
+    only because the policy is relaxed. With several, 2 before 1 before 3 before 0.
 
     Parameters
     ----------

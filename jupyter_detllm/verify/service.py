@@ -77,7 +77,7 @@ def check_notebook(
     """
     view = read_notebook(notebook)
     failed = failures or {}
-    cells = tuple(_check(cell, policy, failed.get(cell.number)) for cell in view.cells)
+    cells = tuple(_check(cell, policy, failed.get(cell.number)) for cell in view.judged)
     return NotebookReport(path, cells, (*problems, *view.problems))
 
 

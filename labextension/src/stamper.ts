@@ -107,7 +107,7 @@ export class NotebookStamper {
   private result(changes: readonly IChange[]): ICommandResult {
     const recorded = this.status.cells.filter(row => row.standing === 'recorded');
     const done = changes.filter(change => ['added', 'replaced'].includes(change.kind));
-    const refused = changes.filter(change => ['refused', 'kept'].includes(change.kind));
+    const refused = changes.filter(change => ['refused', 'kept', 'lost'].includes(change.kind));
     const [first] = refused.length ? refused : done.length ? done : changes;
     const counted = `${done.length} reference${done.length === 1 ? '' : 's'} written`;
     const why = first ? `; ${first.label}: ${first.why}` : '; no cell carries a stamp';
@@ -335,8 +335,8 @@ export class NotebookStamper {
     this.inOrder = answer.in_order;
     this.stale.clear();
     for (const row of answer.cells) {
-      const cell = judged.cells[row.number - 1];
-      if (isOutdated(row, cell.sharedModel.getSource())) {
+      const cell = judged.cells.at(row.number - 1);
+      if (cell && isOutdated(row, cell.sharedModel.getSource())) {
         this.stale.add(cell.id);
       }
     }

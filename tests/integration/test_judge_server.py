@@ -141,7 +141,7 @@ def body(**options: Any) -> bytes:
 def test_it_judges_and_promotes_what_it_is_sent(server: Running) -> None:
     found = server.answer(body(update="new"))
     assert [row["verdict"] for row in found["cells"]] == ["recorded"]
-    assert found["patch"]["metadata"]["schema"] == "detllm.notebook/1"
+    assert found["patch"]["metadata"]["schema"] == "detllm.notebook/2"
     assert list(server.root.iterdir()) == []
 
 

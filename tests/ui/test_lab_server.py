@@ -111,7 +111,7 @@ def test_what_is_typed_while_a_notebook_is_judged_is_neither_lost_nor_stamped(la
     lab.settle()
     assert keys({"cells": lab.model()["cells"]}) == [False, True]
     assert lab.model()["cells"][0]["source"] == ONE + " Other."
-    assert len(lab.save()["metadata"][KEY]["generations"]) == 1
+    assert len(lab.save()["metadata"][KEY]["cells"]) == 1
 
 
 def test_typing_elsewhere_does_not_keep_a_reference_from_being_written(lab: Front) -> None:

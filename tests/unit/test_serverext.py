@@ -100,7 +100,7 @@ def test_what_is_no_notebook_is_left_alone() -> None:
 def test_what_cannot_be_promoted_is_saved_as_it_is_with_one_line_in_the_log() -> None:
     (hook,), log = loaded(stamp_on_save="new")
     book = promoted(stamped_cell(SOURCE))
-    book["metadata"]["detllm"]["schema"] = "detllm.notebook/2"
+    book["metadata"]["detllm"]["schema"] = "detllm.notebook/9"
     model = {"type": "notebook", "content": book}
     hook(model=model, path="a.ipynb")
     assert model["content"] is book

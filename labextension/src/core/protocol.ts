@@ -24,12 +24,13 @@ export type Standing =
   | 'invalid'
   | 'stale'
   | 'recorded'
+  | 'stripped'
   | 'unstamped'
   | 'not_comparable'
   | 'skipped'
   | 'relaxed';
 
-/** A cell that generates, or carries a stamp or a reference. */
+/** A cell that generates, carries a stamp or a reference, or had one; it may be deleted. */
 export interface ICellRow {
   readonly id: string;
   readonly number: number;
@@ -48,7 +49,7 @@ export interface ICellRow {
 
 export interface IChange {
   readonly label: string;
-  readonly kind: 'added' | 'replaced' | 'unchanged' | 'kept' | 'refused' | 'removed';
+  readonly kind: 'added' | 'replaced' | 'unchanged' | 'kept' | 'lost' | 'refused' | 'removed';
   readonly why: string;
 }
 

@@ -96,9 +96,10 @@ function waiting(cells: readonly ICellRow[], count: (s: Standing) => number): st
     ['not_comparable', 'not comparable'],
     ['relaxed', 'accepted by a relaxed policy'],
     ['skipped', 'skipped'],
+    ['stripped', 'reference without a stamp'],
     ['unstamped', 'nothing to compare']
   ];
-  const [standing, word] = words.find(([found]) => count(found)) ?? words[4];
+  const [standing, word] = words.find(([found]) => count(found)) ?? words[5];
   return inCells(word, count(standing));
 }
 

@@ -118,7 +118,7 @@ def test_with_packages_refuses_another_list_and_stamps_all_the_same(
     assert "the package list was not stored" in out
     assert said in out
     assert LISTS_KEY not in stored(path)
-    assert stored(path)["generations"]
+    assert stored(path)["cells"]
 
 
 def test_a_kept_reference_weighs_more_than_a_missing_list(tmp_path: Path) -> None:

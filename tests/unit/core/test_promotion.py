@@ -57,12 +57,12 @@ def test_a_first_reference_is_the_stamp_without_its_fingerprint() -> None:
         "schema": "detllm.cell/1",
         "reference": {k: v for k, v in stored.items() if k != "fingerprint"},
         "recorded_run": "run-1",
+        "entry": before["cells"][1]["id"],
     }
     assert after["metadata"][KEY] == {
-        "schema": "detllm.notebook/1",
-        "model": stored["model"],
+        "schema": "detllm.notebook/2",
         "fingerprints": {stored["fingerprint_digest"]: stored["fingerprint"]},
-        "generations": [str(read_notebook(after).cells[0].actual.generation_digest)],  # type: ignore[union-attr]
+        "cells": {before["cells"][1]["id"]: "haiku"},
     }
     assert after["cells"][0] is before["cells"][0]
     assert {k: v for k, v in after["metadata"].items() if k != KEY} == before["metadata"]
@@ -119,7 +119,7 @@ def test_previous_never_has_a_previous() -> None:
         book, _ = promote(rerun(book, stamp_of(text)), Update.ALL)
         assert meta_of(book)["previous"] == before
         assert "previous" not in meta_of(book)["previous"]
-    assert set(meta_of(book)) == {"schema", "reference", "recorded_run", "previous"}
+    assert set(meta_of(book)) == {"schema", "reference", "recorded_run", "previous", "entry"}
 
 
 def test_fingerprints_of_previous_references_stay_and_others_go() -> None:
@@ -142,7 +142,7 @@ def test_a_cleared_output_loses_no_reference() -> None:
         after, changes = promote(cleared, update)
         assert after is cleared
         assert kinds(changes) == [ChangeKind.UNCHANGED, ChangeKind.UNCHANGED]
-    assert len(book["metadata"][KEY]["generations"]) == 2
+    assert len(book["metadata"][KEY]["cells"]) == 2
 
 
 def test_an_output_of_an_earlier_source_is_refused() -> None:
@@ -161,17 +161,19 @@ def test_a_cell_that_is_no_longer_code_is_cleared(kind: str) -> None:
     book["cells"][0].update(cell_type=kind)
     del book["cells"][0]["outputs"]
     book["cells"][0]["metadata"]["tags"] = ["mine"]
-    after, changes = promote(book, Update.NEW)
+    assert promote(book, Update.NEW)[0] is book  # it is lost until somebody says otherwise
+    after, changes = promote(book, Update.NEW, forget=True)
     assert after["cells"][0]["metadata"] == {"tags": ["mine"]}
     assert (ChangeKind.REMOVED, "cell 1") in [(c.kind, c.label) for c in changes]
-    assert len(after["metadata"][KEY]["generations"]) == 1
+    assert len(after["metadata"][KEY]["cells"]) == 1
     assert promote(after, Update.NEW)[0] is after
 
 
 def test_shared_metadata_goes_with_the_last_reference() -> None:
     book = copy.deepcopy(promoted(stamped_cell(SOURCE)))
     book["cells"][0] = cell("1 + 1")
-    after, _ = promote(book, Update.NEW)
+    assert promote(book, Update.NEW)[0] is book
+    after, _ = promote(book, Update.NEW, forget=True)
     assert KEY not in after["metadata"]
 
 
@@ -231,7 +233,7 @@ def test_shared_metadata_survives_if_no_reference_can_be_read() -> None:
 
 def test_shared_metadata_of_a_later_schema_is_refused_in_one_line() -> None:
     book = copy.deepcopy(promoted(stamped_cell(SOURCE)))
-    book["metadata"][KEY]["schema"] = "detllm.notebook/2"
+    book["metadata"][KEY]["schema"] = "detllm.notebook/9"
     with pytest.raises(NotebookError, match="pip install -U"):
         promote(book, Update.NEW)
 
@@ -267,7 +269,7 @@ def test_a_run_without_an_id_is_promoted_without_one() -> None:
         book = notebook(stamped_cell(SOURCE))
         book["cells"][0]["outputs"][0]["metadata"][RUN_KEY] = run
         after, _ = promote(book, Update.NEW)
-        assert set(meta_of(after)) == {"schema", "reference"}
+        assert set(meta_of(after)) == {"schema", "reference", "entry"}
         assert verdicts(after) == [Verdict.RECORDED]
 
 

@@ -86,8 +86,10 @@ def test_truth_table(name: str) -> None:
         )
         if problem:
             expected = Verdict.ERROR
-        elif no_reference or no_actual:
+        elif no_reference:
             expected = Verdict.UNSTAMPED
+        elif no_actual:
+            expected = Verdict.STRIPPED
         elif changed:
             expected = Verdict.STALE
         elif same:
@@ -112,6 +114,7 @@ def test_every_verdict_and_every_rule_can_be_reached() -> None:
         decide(facts).rule
         for facts in (
             Facts(problems=("bad",)),
+            Facts(lost="the cell is gone"),
             Facts(has_reference=False),
             Facts(has_actual=False),
             Facts(source_changed=True),

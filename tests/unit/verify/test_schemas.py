@@ -21,7 +21,7 @@ from jupyter_detllm.engines.base import SamplingOptions
 from tests.builders import notebook
 from tests.fakes import MACHINE, Run
 
-NAMES = ("stamp", "cell", "notebook", "fingerprint")
+NAMES = ("stamp", "cell", "notebook", "notebook-1", "fingerprint")
 CHAT = Prompt.chat("Hello", "Be brief.")
 RUNS = {
     "greedy": Run(),
@@ -37,13 +37,21 @@ RUNS = {
 
 
 def schema(name: str) -> dict[str, Any]:
-    path = files("jupyter_detllm") / "schemas" / f"{name}-1.schema.json"
+    path = files("jupyter_detllm") / "schemas" / f"{versioned(name)}.schema.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
+LATEST = {"notebook": 2}
+
+
+def versioned(name: str) -> str:
+    """Return the name of the latest form, unless `name` says which."""
+    return name if "-" in name else f"{name}-{LATEST.get(name, 1)}"
+
+
 def by_uri(uri: str) -> dict[str, Any]:
-    return schema(uri.split("#")[0].rsplit("/", 1)[-1].removesuffix("-1.schema.json"))
+    return schema(uri.split("#")[0].rsplit("/", 1)[-1].removesuffix(".schema.json"))
 
 
 REGISTRY: Registry[Any] = Registry(
@@ -69,8 +77,9 @@ def promoted(run: Run) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_schemas_are_schemas(name: str) -> None:
     jsonschema.Draft7Validator.check_schema(schema(name))
-    assert schema(name)["$id"] == f"https://detllm.invalid/{name}-1.schema.json"
-    assert schema(name)["properties"]["schema"] == {"const": f"detllm.{name}/1"}
+    form = versioned(name)
+    assert schema(name)["$id"] == f"https://detllm.invalid/{form}.schema.json"
+    assert schema(name)["properties"]["schema"] == {"const": f"detllm.{form.replace('-', '/')}"}
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
