@@ -18,7 +18,13 @@ from typing import Any, TypeAlias
 from jupyter_detllm.cache import SWITCH_VARIABLE
 from jupyter_detllm.controls.guard import child_environment
 from jupyter_detllm.core.levels import LEVEL_VARIABLE
-from jupyter_detllm.core.notebook import JsonObject, read_notebook
+from jupyter_detllm.core.notebook import (
+    RUN_KEY,
+    JsonObject,
+    output_stamp,
+    own_metadata,
+    read_notebook,
+)
 from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.errors import DetLLMError, NotebookError
 from jupyter_detllm.verify.kernels import (
@@ -35,7 +41,7 @@ from jupyter_detllm.verify.service import check_notebook
 from jupyter_detllm.verify.sources import NotebookFile, read_file
 from jupyter_detllm.verify.update import check_writable, write_notebook
 
-__all__ = ["Execution", "ExecutionOptions", "Say", "rerun_paths"]
+__all__ = ["Execution", "ExecutionOptions", "Say", "rerun_paths", "without_noise"]
 
 
 def rerun_paths(
@@ -107,12 +113,71 @@ def _save(file: NotebookFile, run: Execution, say: Say) -> tuple[str, ...]:
         say("not saved: the run did not finish")
         return ()
     try:
-        result = write_notebook(file, run.notebook)
+        result = write_notebook(file, without_noise(file.data, run.notebook))
     except NotebookError as error:
         return (f"not saved: {error}",)
     for warning in result.warnings:
         say(f"warning: {warning}")
     return ()
+
+
+def without_noise(before: JsonObject, after: JsonObject) -> JsonObject:
+    """Return a notebook that was executed, changed only where something else came of it.
+
+    What is true of one run only (run id, duration, execution counts) is written where an output
+    changed, or where the old one is of the run that was promoted: that it was made again is news.
+
+    Parameters
+    ----------
+    before, after
+        The notebook, and the same with the outputs of a run.
+    """
+    pairs = list(zip(before["cells"], after["cells"], strict=True))
+    equal = [old is new or _content(old) == _content(new) for old, new in pairs]
+    cells = [
+        _kept(old, new, counted=not all(equal)) if same else new
+        for same, (old, new) in zip(equal, pairs, strict=True)
+    ]
+    return {**after, "cells": cells}
+
+
+def _kept(old: JsonObject, new: JsonObject, *, counted: bool) -> JsonObject:
+    """Return a cell whose outputs say what they did."""
+    if old is new:
+        return old
+    out = {**old, "execution_count": new["execution_count"]} if counted else dict(old)
+    _, run = output_stamp(old)
+    if run is not None and run == own_metadata(old).get("recorded_run"):
+        # Else it would stay `recorded`, though it was verified.
+        pairs = zip(old["outputs"], new["outputs"], strict=True)
+        out["outputs"] = [_with_run(a, b) for a, b in pairs]
+    return out if out != old else old
+
+
+def _with_run(old: JsonObject, new: JsonObject) -> JsonObject:
+    run = new.get("metadata", {}).get(RUN_KEY)
+    return old if run is None else {**old, "metadata": {**old["metadata"], RUN_KEY: run}}
+
+
+def _content(cell: JsonObject) -> object:
+    """Return the outputs of a cell, without what is true of one run, however texts are split."""
+    outputs = cell.get("outputs")
+    return [_output_content(output) for output in (outputs if isinstance(outputs, list) else [])]
+
+
+def _output_content(output: Any) -> Any:
+    if not isinstance(output, dict):
+        return output
+    out = {key: _joined(value) for key, value in output.items() if key != "execution_count"}
+    for key in ("data", "metadata"):
+        if isinstance(output.get(key), dict):
+            out[key] = {k: _joined(v) for k, v in output[key].items() if k != RUN_KEY}
+    return out
+
+
+def _joined(value: Any) -> Any:
+    texts = isinstance(value, list) and all(isinstance(line, str) for line in value)
+    return "".join(value) if texts else value
 
 
 Say: TypeAlias = Callable[[str], None]

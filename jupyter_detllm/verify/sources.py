@@ -56,6 +56,8 @@ class JsonStyle:
         As `json.dumps` takes them.
     bom
         Whether the file starts with a UTF-8 byte order mark.
+    sort_keys
+        Whether keys are written in order, as nbformat does.
     """
 
     indent: str | None = " "
@@ -65,6 +67,7 @@ class JsonStyle:
     item_separator: str = ","
     key_separator: str = ": "
     bom: bool = False
+    sort_keys: bool = False
 
     @classmethod
     def of(cls, raw: bytes) -> JsonStyle:
@@ -113,6 +116,7 @@ class JsonStyle:
             indent=self.indent,
             separators=(self.item_separator, self.key_separator),
             allow_nan=False,
+            sort_keys=self.sort_keys,
             default=default,
         )
         try:

@@ -22,12 +22,12 @@ import stat
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from jupyter_detllm.core.notebook import JsonObject, Kept, read_whole
+from jupyter_detllm.core.notebook import KEY, RUN_KEY, JsonObject, Kept, read_whole
 from jupyter_detllm.errors import NotebookError
 from jupyter_detllm.verify.sources import NotebookFile, Part, digest_of_file
 
@@ -81,7 +81,7 @@ def write_notebook(file: NotebookFile, notebook: JsonObject) -> WriteResult:
             f"{file.path} was changed by another program: nothing was written",
             fix="run the command again",
         )
-    parts = file.style.parts(notebook)
+    parts = _parts(file, notebook)
     if _are(parts, file.raw):
         return WriteResult(target, written=False)
     warnings = _warnings(file, target)
@@ -90,6 +90,51 @@ def write_notebook(file: NotebookFile, notebook: JsonObject) -> WriteResult:
     if trusted and not _sign(notebook):
         warnings.append(f"{file.path} could not be trusted again: run `jupyter trust {file.path}`")
     return WriteResult(target, True, trusted, tuple(warnings))
+
+
+def _parts(file: NotebookFile, notebook: JsonObject) -> list[Part]:
+    """Return the notebook as nbformat writes it, or, of a file in another order, in that one."""
+    if _in_order(file.data):
+        return replace(file.style, sort_keys=True).parts(notebook)
+    return file.style.parts(_arranged(notebook, file.data))
+
+
+def _in_order(notebook: JsonObject) -> bool:
+    """Return whether keys are in nbformat's order, but for what this package may have added."""
+    cells = notebook["cells"] if isinstance(notebook.get("cells"), list) else []
+    holders = [holder for holder in (notebook, *cells) if isinstance(holder, dict)]
+    metadata = [holder.get("metadata") for holder in holders]
+    keys = [
+        [key for key in found if key not in (KEY, RUN_KEY)]
+        for found in (*holders, *metadata)
+        if isinstance(found, dict)
+    ]
+    return all(found == sorted(found) for found in keys)
+
+
+def _arranged(notebook: JsonObject, before: JsonObject) -> JsonObject:
+    """Return the notebook with what is new in nbformat's order, and the rest as it was."""
+    old = {id(output) for cell in before["cells"] for output in cell.get("outputs") or ()}
+
+    def cell(raw: JsonObject) -> JsonObject:
+        if not isinstance(raw.get("outputs"), list):
+            return raw
+        outputs = [output if id(output) in old else _sorted(output) for output in raw["outputs"]]
+        return {**raw, "outputs": outputs}
+
+    def metadata(holder: JsonObject) -> JsonObject:
+        found = holder.get("metadata")
+        if not isinstance(found, dict) or KEY not in found:
+            return holder
+        return {**holder, "metadata": {**found, KEY: _sorted(found[KEY])}}
+
+    return metadata({**notebook, "cells": [metadata(cell(raw)) for raw in notebook["cells"]]})
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
 
 
 def _target(path: Path) -> Path:

@@ -335,7 +335,7 @@ export class NotebookStamper {
     this.inOrder = answer.in_order;
     this.stale.clear();
     for (const row of answer.cells) {
-      const cell = judged.cells.at(row.number - 1);
+      const cell: ICellModel | undefined = judged.cells[row.number - 1];
       if (cell && isOutdated(row, cell.sharedModel.getSource())) {
         this.stale.add(cell.id);
       }

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 
 from jupyter_detllm.core.verdict import Verdict
@@ -108,6 +109,17 @@ def test_save_writes_outputs_and_nothing_else(path: Path) -> None:
                 raw.pop(key, None)
     assert after == before
     assert jupyter("check", "nb.ipynb", cwd=path.parent).returncode == 0
+
+
+def test_save_writes_as_jupyter_does_and_nothing_where_nothing_changed(path: Path) -> None:
+    book = nbformat.read(path, as_version=4)
+    nbformat.write(book, path)
+    assert jupyter("rerun", "--save", "nb.ipynb", cwd=path.parent).returncode == 0
+    once = path.read_text()
+    nbformat.write(nbformat.read(path, as_version=4), path)
+    assert path.read_text() == once
+    assert jupyter("rerun", "--save", "nb.ipynb", cwd=path.parent).returncode == 0
+    assert path.read_text() == once
 
 
 def test_save_of_a_read_only_file_is_refused_before_anything_runs(path: Path) -> None:
