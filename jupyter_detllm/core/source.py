@@ -15,7 +15,7 @@ __all__ = ["CELL_NAME", "DetgenLine", "detgen_line", "magic_line"]
 
 # labextension/src/core/source.ts has the same two patterns and the same names.
 _OUTER = re.compile(r"\s*%%(\S+)(?:[^\S\n][^\n]*)?\n")
-_MAGIC = re.compile(rf"(?P<outer>(?:{_OUTER.pattern})*?)\s*%%detgen\b(?P<line>.*)")
+_MAGIC = re.compile(rf"(?P<outer>(?:{_OUTER.pattern})*?)\s*%%detgen(?![\w?])(?P<line>.*)")
 # fmt: off
 _NOT_RUN = frozenset((
     "!", "bash", "cmd", "file", "html", "HTML", "javascript", "js", "latex", "markdown", "perl",

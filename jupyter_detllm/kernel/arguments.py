@@ -12,7 +12,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NoReturn
 
@@ -38,6 +38,7 @@ __all__ = [
     "detgen_help",
     "detgen_parser",
     "number",
+    "refuse_variables",
     "setup_parser",
     "split_line",
     "without_comment",
@@ -88,6 +89,32 @@ def _plain_dash(token: str) -> str:
         f"{token!r:.60} begins with a dash that is not a hyphen",
         fix=f"--{token[found.end() :]}",
     )
+
+
+_VARIABLE = re.compile(r"\$([^\W\d]\w*)|\{([^\W\d]\w*)\}")
+
+
+def refuse_variables(tokens: Sequence[str], namespace: Mapping[str, object]) -> None:
+    """Refuse ``$name`` and ``{name}``, which IPython puts into the lines of other magics.
+
+    Here a line may hold patterns and messages with such characters, and its text is what is
+    stamped. A dollar that names no variable stays as it is, but for a value of its own.
+
+    Raises
+    ------
+    UsageError
+        With the way to use a variable.
+    """
+    for token in tokens:
+        for found in _VARIABLE.finditer(token):
+            name = found[1] or found[2]
+            alone = found[1] is not None and found[0] == token
+            if alone or (name in namespace and not name.startswith("_")):
+                raise UsageError(
+                    f"{found[0]} on the magic's line is not replaced by the variable",
+                    expected="the value itself",
+                    fix="det.generate(...) in a Python cell, which takes variables",
+                )
 
 
 def asks_for_help(tokens: Sequence[str]) -> bool:

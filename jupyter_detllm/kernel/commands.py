@@ -36,6 +36,7 @@ from jupyter_detllm.kernel.arguments import (
     detgen_help,
     detgen_parser,
     number,
+    refuse_variables,
     setup_parser,
     split_line,
     without_comment,
@@ -93,6 +94,7 @@ class MagicCommands:
     def line(self, line: str) -> None:
         """Run `%detllm LINE`; a comment may follow, as after any statement."""
         tokens = split_line(without_comment(line))
+        refuse_variables(tokens, self.shell.user_ns)
         if tokens and asks_for_help(tokens):
             show_text(self.shell, detllm_help())
             return
@@ -215,6 +217,7 @@ class MagicCommands:
         if asks_for_help(tokens):
             show_text(self.shell, detgen_help())
             return
+        refuse_variables(tokens, self.shell.user_ns)
         arguments = detgen_parser().parse(tokens)
         call = self._call(arguments, body)
         expect = self._expect(arguments, line)

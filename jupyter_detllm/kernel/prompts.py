@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 SEPARATOR = "---"
+OPTION_LINE = "#|"
 _ROLES = ("system", "user", "assistant", "developer", "tool")
 _FIELD = re.compile(r"\{\{([^\W\d]\w*)\}\}|\{([^\W\d]\w*)\}")
 
@@ -46,7 +47,8 @@ _FIELD = re.compile(r"\{\{([^\W\d]\w*)\}\}|\{([^\W\d]\w*)\}")
 def split_body(body: str, *, split: bool = True) -> list[str]:
     """Return the prompts of a body, LF, without blank lines at either end.
 
-    All else is sent as it stands, and `core.stamp.normalise_source` keeps at least as much.
+    Lines that begin with ``#|`` directly below the magic are options of Quarto or nbdev, and
+    part of no prompt. All else is sent as it stands, and `core.stamp.normalise_source` keeps at least as much.
 
     Raises
     ------
@@ -54,6 +56,8 @@ def split_body(body: str, *, split: bool = True) -> list[str]:
         For an empty body, or an empty prompt between separators.
     """
     lines = body.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    while lines and lines[0].startswith(OPTION_LINE):
+        lines.pop(0)
     parts: list[list[str]] = [[]]
     for line in lines:
         if split and line == SEPARATOR:

@@ -4,7 +4,7 @@ import { sha256Hex } from './sha256';
 const WHITE = ' \t\v\f\n';
 // White space as Python's str.isspace() has it, which is not what \s matches here.
 const SPACE = ' \\t\\n\\r\\v\\f\\x1c-\\x1f\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000';
-const DETGEN = '%%detgen(?![\\p{L}\\p{N}_])';
+const DETGEN = '%%detgen(?![\\p{L}\\p{N}_?])';
 const MAGIC = new RegExp(`^[${SPACE}]*${DETGEN}`, 'u');
 // Other cell magics may stand above it, each on its line.
 const OUTER = `[${SPACE}]*%%([^${SPACE}]+)(?:(?!\\n)[${SPACE}][^\\n]*)?\\n`;

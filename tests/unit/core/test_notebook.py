@@ -170,6 +170,11 @@ def test_tags_and_policies() -> None:
     assert not only(notebook(stamped_cell(SOURCE))).skipped
 
 
+@pytest.mark.parametrize("source", ["%%detgen?", "%%detgen??", " \n%%detgen?\n", "%%detgenx a"])
+def test_a_cell_that_asks_for_help_generates_nothing(source: str) -> None:
+    assert not read_notebook(notebook(cell(source))).cells
+
+
 def test_verdicts_from_one_file() -> None:
     book = promoted(stamped_cell(SOURCE))
     stamp = only(book).actual

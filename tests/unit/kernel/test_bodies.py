@@ -19,6 +19,14 @@ def test_split_at_lines_that_are_exactly_the_separator() -> None:
     assert split_body(body) == ["  first\n--- \n ---\n----", "second"]
 
 
+def test_option_lines_of_quarto_and_nbdev_are_no_prompt() -> None:
+    assert split_body("#| echo: false\n#|export\nWrite.\n#| not at the top\n") == [
+        "Write.\n#| not at the top"
+    ]
+    assert split_body("\n#| below a blank line\n") == ["#| below a blank line"]
+    assert split_body("#| label: x\none\n---\ntwo") == ["one", "two"]
+
+
 def test_line_ends_become_lf() -> None:
     assert split_body("a\r\nb\r---\r\nc\r\n") == ["a\nb", "c"]
 

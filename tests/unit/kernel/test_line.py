@@ -10,6 +10,7 @@ from jupyter_detllm.kernel.arguments import (
     check_model,
     detgen_help,
     detgen_parser,
+    refuse_variables,
     setup_parser,
     split_line,
     without_comment,
@@ -50,6 +51,22 @@ def test_a_comment_may_follow_the_line_magic(line: str, kept: str) -> None:
 def test_an_open_quotation_is_one_line() -> None:
     with pytest.raises(UsageError, match="does not end"):
         split_line("--system don't")
+
+
+@pytest.mark.parametrize(
+    "line", ["--temperature $t", "$t", "--system 'Be $t.'", "--system {t}", "--seed {t}", "$other"]
+)
+def test_a_variable_on_the_line_is_refused(line: str) -> None:
+    with pytest.raises(UsageError, match=r"is not replaced by the variable.*det\.generate"):
+        refuse_variables(split_line(line), {"t": 0.5})
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--stop $", r"--expect '^\d{2}$'", "--system 'It costs $5, {or} $more.'", "--stop '$ t'"],
+)
+def test_other_dollars_and_braces_stay(line: str) -> None:
+    refuse_variables(split_line(line), {"t": 0.5})
 
 
 def test_every_option_of_the_design_is_read() -> None:
