@@ -17,8 +17,10 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import sqlite3
 import stat
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,7 +88,9 @@ def write_notebook(file: NotebookFile, notebook: JsonObject) -> WriteResult:
         return WriteResult(target, written=False)
     warnings = _warnings(file, target)
     trusted = _is_trusted(file.data)
-    replace_file(target, parts, lambda: _unchanged(file, target))
+    replace_file(
+        target, parts, lambda: _unchanged(file, target), lambda old: _is_as_read(file, old)
+    )
     if trusted and not _sign(notebook):
         warnings.append(f"{file.path} could not be trusted again: run `jupyter trust {file.path}`")
     return WriteResult(target, True, trusted, tuple(warnings))
@@ -154,6 +158,13 @@ def _are(parts: list[Part], raw: bytes) -> bool:
     return at == len(raw)
 
 
+def _is_as_read(file: NotebookFile, path: Path) -> bool:
+    try:
+        return digest_of_file(path) == file.sha256
+    except NotebookError:
+        return False
+
+
 def _unchanged(file: NotebookFile, target: Path) -> bool:
     try:
         return _target(file.path) == target and digest_of_file(target) == file.sha256
@@ -193,7 +204,12 @@ def check_writable(target: Path) -> None:
         )
 
 
-def replace_file(target: Path, parts: Iterable[Part], unchanged: Callable[[], bool]) -> None:
+def replace_file(
+    target: Path,
+    parts: Iterable[Part],
+    unchanged: Callable[[], bool],
+    expected: Callable[[Path], bool] | None = None,
+) -> None:
     """Replace `target` by the concatenated `parts`: write a temporary file, sync, rename.
 
     Mode, extended attributes and, where permitted, the owner are kept. A kill leaves
@@ -208,6 +224,9 @@ def replace_file(target: Path, parts: Iterable[Part], unchanged: Callable[[], bo
         The new content.
     unchanged
         Asked just before the rename; when it says no, nothing is written.
+    expected
+        Asked just after it about the file that was replaced, where a system can exchange two
+        files; when it says no, that file is put back. None where any may be replaced.
 
     Raises
     ------
@@ -221,7 +240,7 @@ def replace_file(target: Path, parts: Iterable[Part], unchanged: Callable[[], bo
         raise _write_failed(target, error) from None
     temporary = Path(name)
     try:
-        _write_and_rename(handle, temporary, target, parts, unchanged)
+        _write_and_rename(handle, temporary, target, parts, unchanged, expected)
         _sync_folder(target.parent)
     except OSError as error:
         raise _write_failed(target, error) from None
@@ -237,6 +256,7 @@ def _write_and_rename(
     target: Path,
     parts: Iterable[Part],
     unchanged: Callable[[], bool],
+    expected: Callable[[Path], bool] | None,
 ) -> None:
     with os.fdopen(handle, "wb") as file:
         _lock_handle(file.fileno())
@@ -244,12 +264,89 @@ def _write_and_rename(
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
-        if not unchanged():
+        if not unchanged() or not _put(temporary, target, expected):
             raise NotebookError(
                 f"{target} was changed by another program: nothing was written",
                 fix="close it there and run the command again",
             )
-        os.replace(temporary, target)
+
+
+def _put(temporary: Path, target: Path, expected: Callable[[Path], bool] | None) -> bool:
+    """Put a new file in place of `target`; return false, undone, if that was another by then.
+
+    The two are exchanged, and what was there is looked at afterwards: nothing can come between,
+    as it can between a look and a rename.
+    """
+    with contextlib.ExitStack() as held:
+        if expected is not None:
+            _hold(target, held)
+        if expected is None or not exchange(temporary, target):
+            if expected is not None and not target.exists():
+                return False
+            os.replace(temporary, target)
+            return True
+        own = target.stat().st_ino
+        _hold(temporary, held)
+        if expected(temporary) and not _is_written(temporary):
+            return True
+        for _ in range(_MOST_EXCHANGES):
+            exchange(temporary, target)
+            if temporary.stat().st_ino == own:
+                return False
+            # Another one was put in place meanwhile: that is the newest.
+            _hold(temporary, held)
+    return False
+
+
+_MOST_EXCHANGES = 100
+
+
+def _hold(path: Path, held: contextlib.ExitStack) -> None:
+    """Lock a file that may stand under a temporary name, so that no other writer removes it."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        held.callback(os.close, handle)
+        _lock_handle(handle)
+
+
+def _is_written(path: Path) -> bool:
+    """Return whether another process has a file open for writing, where a system can tell."""
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        # A lease for reading is granted where nobody has the file open for writing. Should
+        # somebody open it just now, we get a signal, which by default would end us.
+        fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except BlockingIOError:
+        return True
+    except OSError:  # another user's file, or a file system without leases
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
+_AT_FDCWD, _RENAME_EXCHANGE, _RENAME_SWAP = -100, 2, 2
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange two files in one step; return false where the system cannot, nothing done."""
+    import ctypes
+
+    left, right = os.fsencode(one), os.fsencode(other)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if sys.platform == "darwin":
+            return bool(libc.renamex_np(left, right, _RENAME_SWAP) == 0)
+        done = libc.renameat2(_AT_FDCWD, left, _AT_FDCWD, right, _RENAME_EXCHANGE)
+    except (AttributeError, OSError, TypeError):  # an older C library, or Windows
+        return False
+    return bool(done == 0)
 
 
 def _write_failed(target: Path, error: OSError) -> NotebookError:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,79 @@ def test_a_file_that_changes_during_the_write_is_refused(
     with pytest.raises(NotebookError, match="changed by another program"):
         write_notebook(file, book)
     assert path.read_bytes() == other
+    assert names(path.parent) == ["nb.ipynb"]
+
+
+OTHERS = '{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
+
+
+def by_replacement(path: Path, text: str = OTHERS) -> None:
+    other = path.with_name("other")
+    other.write_text(text)
+    os.replace(other, path)
+
+
+def between(
+    monkeypatch: pytest.MonkeyPatch, path: Path, *events: Callable[[], object]
+) -> list[str]:
+    """Have something happen just before each exchange; return what was there after each."""
+    seen: list[str] = []
+    real, pending = update.exchange, list(events)
+
+    def exchange(one: Path, other: Path) -> bool:
+        if pending:
+            pending.pop(0)()
+        done = real(one, other)
+        seen.append(path.read_text() if path.exists() else "")
+        return done
+
+    monkeypatch.setattr(update, "exchange", exchange)
+    return seen
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="two files cannot be exchanged there")
+@pytest.mark.parametrize("way", ["replaced", "written in place", "removed"])
+def test_a_change_between_the_last_look_and_the_rename_is_not_lost(
+    path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    change = {
+        "replaced": lambda: by_replacement(path),
+        "written in place": lambda: path.write_text(OTHERS),
+        "removed": path.unlink,
+    }[way]
+    between(monkeypatch, path, change)
+    with pytest.raises(NotebookError, match="changed by another program: nothing was written"):
+        stamp(path)
+    assert names(path.parent) == ([] if way == "removed" else ["nb.ipynb"])
+    assert way == "removed" or path.read_text() == OTHERS
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="two files cannot be exchanged there")
+def test_the_newest_of_several_changes_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = OTHERS.replace("5", "4")
+    between(monkeypatch, path, lambda: by_replacement(path), lambda: by_replacement(path, newest))
+    with pytest.raises(NotebookError, match="changed by another program"):
+        stamp(path)
+    assert path.read_text() == newest
+    assert names(path.parent) == ["nb.ipynb"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_a_file_that_another_program_is_writing_is_left_to_it(path: Path) -> None:
+    with path.open("r+") as other:
+        with pytest.raises(NotebookError, match="changed by another program"):
+            stamp(path)
+        other.write(OTHERS)
+        other.truncate()
+    assert path.read_text() == OTHERS
+    assert names(path.parent) == ["nb.ipynb"]
+
+
+def test_where_two_files_cannot_be_exchanged_one_is_renamed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(update, "exchange", lambda one, other: False)
+    assert stamp(path).written
     assert names(path.parent) == ["nb.ipynb"]
 
 
