@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
@@ -23,6 +22,7 @@ from packaging.utils import canonicalize_name
 
 from jupyter_detllm.errors import DetLLMError, UsageError
 from jupyter_detllm.export.environment import Environment, Pin, heading, pytorch_index
+from jupyter_detllm.verify.scratch import scratch_folder
 
 __all__ = [
     "Locked",
@@ -218,8 +218,8 @@ def _ask(run: Runner, options: Sequence[str], pins: Sequence[Pin], found: Resolu
     """Add the wheels of some pins to `found`; a pin that the index lacks is taken out."""
     left = {pin.name: pin for pin in pins}
     while left:
-        with tempfile.TemporaryDirectory(prefix="detllm-") as folder:
-            wanted = Path(folder, "requirements.txt")
+        with scratch_folder("lock") as folder:
+            wanted = folder / "requirements.txt"
             wanted.write_text("".join(f"{pin}\n" for pin in left.values()), encoding="ascii")
             code, out, err = run([*options, "-r", str(wanted)])
         if code == 0:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +36,7 @@ from jupyter_detllm.verify.kernels import (
     quiet_logger,
 )
 from jupyter_detllm.verify.report import Mode, NotebookReport, Report, Standing, unreadable
+from jupyter_detllm.verify.scratch import scratch_folder
 from jupyter_detllm.verify.service import check_notebook
 from jupyter_detllm.verify.sources import NotebookFile, read_file
 from jupyter_detllm.verify.update import check_writable, write_notebook
@@ -261,9 +261,9 @@ def execute(notebook: JsonObject, folder: Path, options: ExecutionOptions, say: 
         When the user interrupts; the kernel is gone then.
     """
     check_language(notebook, options.kernel)
-    with tempfile.TemporaryDirectory(prefix="detllm-rerun-") as temporary:
-        manager = kernel_manager(options.kernel, Path(temporary))
-        run = _prepare(notebook, manager, Path(temporary) / "kernel.log", options, say)
+    with scratch_folder("rerun") as temporary:
+        manager = kernel_manager(options.kernel, temporary)
+        run = _prepare(notebook, manager, temporary / "kernel.log", options, say)
         try:
             asyncio.run(_execute(run, folder))
         except asyncio.CancelledError:

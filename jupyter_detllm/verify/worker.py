@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,6 +33,7 @@ from jupyter_detllm.verify.job import (
     write_message,
 )
 from jupyter_detllm.verify.kernels import ended_how, last_lines
+from jupyter_detllm.verify.scratch import scratch_folder
 
 __all__ = ["run_in_worker"]
 
@@ -65,8 +65,8 @@ def run_in_worker(
     KeyboardInterrupt
         When the user interrupts; the child is gone then.
     """
-    with tempfile.TemporaryDirectory(prefix="detllm-worker-") as folder:
-        log = Path(folder) / "stderr.log"
+    with scratch_folder("worker") as folder:
+        log = folder / "stderr.log"
         if environ is None:
             environ = child_environment({}, controls=kernel_environment(job.spec.level))
         with log.open("wb") as errors, _child(environ, errors) as process:
