@@ -26,7 +26,7 @@ import msgspec
 from jupyter_detllm.core.canonical import brief
 from jupyter_detllm.core.compare import compare_calls
 from jupyter_detllm.core.fingerprint import Fingerprint
-from jupyter_detllm.core.source import detgen_line
+from jupyter_detllm.core.source import CELL_NAME, detgen_line
 from jupyter_detllm.core.stamp import (
     SeenFingerprints,
     Stamp,
@@ -476,7 +476,7 @@ def _missing(
             _generation_entry(str(stamp.generation_digest)) for stamp in back if stamp is not None
         }
     return [
-        (entry, name[:64] if isinstance(name, str) else "", None)
+        (entry, name if isinstance(name, str) and CELL_NAME.fullmatch(name) else "", None)
         for entry, name in listed.items()
         if entry not in present
     ]

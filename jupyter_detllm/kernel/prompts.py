@@ -48,7 +48,8 @@ def split_body(body: str, *, split: bool = True) -> list[str]:
     """Return the prompts of a body, LF, without blank lines at either end.
 
     Lines that begin with ``#|`` directly below the magic are options of Quarto or nbdev, and
-    part of no prompt. All else is sent as it stands, and `core.stamp.normalise_source` keeps at least as much.
+    part of no prompt. All else is sent as it stands, and `core.stamp.normalise_source` keeps at
+    least as much.
 
     Raises
     ------
