@@ -26,7 +26,7 @@ import msgspec
 from jupyter_detllm.core.canonical import brief
 from jupyter_detllm.core.compare import compare_calls
 from jupyter_detllm.core.fingerprint import Fingerprint
-from jupyter_detllm.core.source import CELL_NAME, detgen_line
+from jupyter_detllm.core.source import CELL_NAME, detgen_line, emits_stamps
 from jupyter_detllm.core.stamp import (
     SeenFingerprints,
     Stamp,
@@ -129,6 +129,15 @@ class CellView:
     lost: str = ""
     deleted: bool = False
     problems: tuple[str, ...] = ()
+
+    @property
+    def stamped_source(self) -> str | None:
+        """The source that its stamp is to be of; None where it shows the stamp of another cell."""
+        return None if emits_stamps(self.source) else self.source
+
+    def is_of(self, stamp: Stamp) -> bool:
+        """Return whether a stamp can be of the cell as it is now."""
+        return self.stamped_source is None or stamp.is_of(self.source)
 
     @property
     def label(self) -> str:
@@ -581,7 +590,7 @@ def check_cell(cell: CellView) -> Outcome:
         facts_of(
             cell.reference,
             cell.actual,
-            present_source=cell.source,
+            present_source=cell.stamped_source,
             same_run=cell.same_run,
         )
     )

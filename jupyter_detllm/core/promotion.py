@@ -164,7 +164,7 @@ def _decide(cell: CellView, update: Update, *, forget: bool) -> Change:
         if cell.lost:
             return _lost_change(cell, forget=forget)
         return because(ChangeKind.UNCHANGED, "the output carries no stamp")
-    if not cell.actual.is_of(cell.source):
+    if not cell.is_of(cell.actual):
         why = "the output is of an earlier source: run the cell first"
         return because(ChangeKind.REFUSED, why)
     if cell.lost and update is not Update.ALL:
@@ -173,7 +173,7 @@ def _decide(cell: CellView, update: Update, *, forget: bool) -> Change:
         return because(ChangeKind.ADDED, "first reference")
     if cell.reference is not None and _same_content(cell):
         return because(ChangeKind.UNCHANGED, "equal to its reference")
-    if cell.reference is not None and not cell.reference.is_of(cell.source):
+    if cell.reference is not None and not cell.is_of(cell.reference):
         return because(ChangeKind.REPLACED, "its source was changed")
     if update is Update.ALL:
         return because(ChangeKind.REPLACED, "accepted")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["CELL_NAME", "DetgenLine", "detgen_line", "magic_line"]
+__all__ = ["CELL_NAME", "DetgenLine", "detgen_line", "emits_stamps", "magic_line"]
 
 # labextension/src/core/source.ts has the same two patterns and the same names.
 _OUTER = re.compile(r"\s*%%(\S+)(?:[^\S\n][^\n]*)?\n")
@@ -34,6 +34,14 @@ _HELP = re.compile(r"\s+(?:-h|--help)(?:\s.*)?|.*\s(?:-h|--help)\s*")
 _CALL = "run_cell_magic"
 _ESCAPED = re.compile(r"^([ \t]*)[%!?].*$", re.MULTILINE)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+_EMITS = re.compile(r"^[ \t]*%detllm[ \t]+stamps\b[^\n]*--emit\b", re.MULTILINE)
+
+
+def emits_stamps(source: str) -> bool:
+    """Return whether a cell shows stamps of other cells (`%detllm stamps --emit`)."""
+    return _EMITS.search(source) is not None
 
 
 class DetgenLine(NamedTuple):

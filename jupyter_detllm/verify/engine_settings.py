@@ -320,7 +320,7 @@ def known_of(reported: ModelIdentity, recorded: ModelIdentity) -> ModelIdentity:
     )
 
 
-def facts_on_server(reference: Stamp, actual: Stamp, present_source: str) -> Facts:
+def facts_on_server(reference: Stamp, actual: Stamp, present_source: str | None) -> Facts:
     """Return the facts about a stamp and what a server made of its requests.
 
     Its level does not prevent the comparison, which the user requested. What the server does not

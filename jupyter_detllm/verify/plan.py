@@ -289,7 +289,7 @@ def _recorded(key: Key, view: CellView, choose: Chooser, *, any_stamp: bool) -> 
         return check_cell(view)
     if view.skipped:
         return _not_comparable("skipped by its tag: not run")
-    if not any_stamp and not stamp.is_of(view.source):
+    if not any_stamp and not view.is_of(stamp):
         return decide(Facts(source_changed=True))
     reasons = _unusable(stamp)
     if reasons:

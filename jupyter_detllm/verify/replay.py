@@ -155,7 +155,7 @@ def _outcome(group: EngineGroup, cell: PlannedCell, result: JobResult, interrupt
         why = "interrupted" if interrupted and not result.problem else result.problem
         return decide(Facts(problems=(f"not run: {why or 'the engine ended early'}",))), None
     actual = _stamp(group, cell, result, result.run)
-    source = cell.view.source
+    source = cell.view.stamped_source
     if group.settings.engine == VLLM_SERVER:
         return decide(facts_on_server(reference, actual, source)), actual
     return decide(facts_of(reference, actual, present_source=source)), actual

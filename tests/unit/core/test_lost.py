@@ -224,3 +224,19 @@ def test_a_stripped_cell_is_its_own_state() -> None:
         Verdict.STRIPPED,
         Verdict.UNSTAMPED,
     ]
+
+
+@pytest.mark.parametrize("line", ["%detllm stamps --emit one", "x = 1\n%detllm stamps --emit"])
+def test_a_cell_that_shows_the_stamp_of_another_can_be_verified(line: str) -> None:
+    stamp = make_stamp(ONE, name="one")
+    shown = {**stamped_cell(ONE, stamp), "id": "shown", "source": line}
+    book = promoted(stamped_cell(ONE, stamp), shown)
+    assert [check_cell(c).verdict for c in read_notebook(book).cells] == [Verdict.RECORDED] * 2
+    again = copy.deepcopy(with_actual(book, 1, stamp))
+    again["cells"][1]["outputs"] = again["cells"][0]["outputs"]
+    assert [check_cell(c).verdict for c in read_notebook(again).cells] == [Verdict.MATCH] * 2
+    other = make_stamp(ONE, ["A new pond."], name="one")
+    again["cells"][1]["outputs"] = with_actual(book, 1, other)["cells"][0]["outputs"]
+    assert check_cell(read_notebook(again).cells[1]).verdict is Verdict.DIVERGED
+    again["cells"][1]["source"] = "%detllm stamps"
+    assert check_cell(read_notebook(again).cells[1]).verdict is Verdict.STALE
