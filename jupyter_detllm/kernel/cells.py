@@ -86,11 +86,17 @@ class RunningCells:
     def __init__(self) -> None:
         self._stack: list[Any] = []
         self._request: str | None = None
+        self._followed = False
 
     @property
     def outermost(self) -> Any:
         """IPython's `ExecutionInfo` of the outermost running cell, or None."""
         return self._stack[0] if self._stack else None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no cell is running, as far as is known: the first one's beginning is not seen."""
+        return self._followed and not self._stack
 
     def began(self, info: Any, request: str | None = None) -> None:
         """Note that a cell begins.
@@ -105,6 +111,7 @@ class RunningCells:
 
     def ended(self, result: Any) -> CellEnd | None:
         """Note that a cell ended; return it if it was the outermost."""
+        self._followed = True
         if result is None:  # torn down: nothing of it counts
             del self._stack[-1:]
             return None

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -384,7 +385,11 @@ class EngineHolder:
     def exclusive(self) -> Iterator[None]:
         """Hold the engine for one call; raise `EngineError` when another has it."""
         if not self._busy.acquire(blocking=False):
-            raise EngineError("the engine is busy in another thread", fix="one call at a time")
+            raise EngineError(
+                "the engine is busy in another thread",
+                expected="one call at a time",
+                fix="det.generate([PROMPT, ...]), which takes all prompts in one call",
+            )
         try:
             yield
         finally:
@@ -520,6 +525,12 @@ class Session(EngineHolder):
         cell.add(requests, done, run, name=call.name, engine=engine, store_prompt=call.store_prompt)
         if answered is not None:
             cell.answered(answered.cached, answered.report)
+        if self.recorder.outside:
+            warnings.warn(
+                "generated while no cell was running (a widget's callback, or a thread that went "
+                "on): nothing of it is stamped. Call det.generate in a cell to have a stamp",
+                stacklevel=2,
+            )
         return done
 
     def interrupted(self) -> GenerationInterrupted:

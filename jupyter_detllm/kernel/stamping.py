@@ -341,6 +341,11 @@ class Recorder:
         self._running = running_cells() if running is None else running
         self._cell: CellRecord | None = None
 
+    @property
+    def outside(self) -> bool:
+        """Whether what is generated now belongs to no cell: in a callback, or a late thread."""
+        return self._running.idle
+
     def open(self) -> CellRecord:
         """Return the running cell's record, begun on first use."""
         owner = self._running.outermost

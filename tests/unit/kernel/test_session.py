@@ -342,6 +342,20 @@ def test_two_threads_do_not_share_an_engine(session: Session) -> None:
     session.run(asked, session.prepare(asked), progress=progress)
     assert len(caught) == 1
     assert "busy in another thread" in caught[0]
+    assert "det.generate([PROMPT, ...])" in caught[0]
+
+
+def test_what_no_cell_generates_is_said_not_to_be_stamped(session: Session) -> None:
+    running = RunningCells()
+    session.recorder = Recorder(running)
+    first, second = SimpleNamespace(raw_cell="1"), SimpleNamespace(raw_cell="2")
+    generate(session, ask("in the first cell, whose beginning was not seen"))
+    running.ended(SimpleNamespace(info=first, success=True))
+    running.began(second)
+    generate(session, ask("in a cell"))
+    running.ended(SimpleNamespace(info=second, success=True))
+    with pytest.warns(UserWarning, match="no cell was running.*nothing of it is stamped"):
+        generate(session, ask("in a callback"))
 
 
 def test_beam_search_is_refused_where_the_engine_has_none(
