@@ -107,6 +107,8 @@ def _in_order(notebook: JsonObject) -> bool:
     """Return whether keys are in nbformat's order, but for what this package may have added."""
     cells = notebook["cells"] if isinstance(notebook.get("cells"), list) else []
     holders = [holder for holder in (notebook, *cells) if isinstance(holder, dict)]
+    shown = [found for holder in holders if isinstance(found := holder.get("outputs"), list)]
+    holders += [output for outputs in shown for output in outputs if isinstance(output, dict)]
     metadata = [holder.get("metadata") for holder in holders]
     keys = [
         [key for key in found if key not in (KEY, RUN_KEY)]
@@ -118,7 +120,8 @@ def _in_order(notebook: JsonObject) -> bool:
 
 def _arranged(notebook: JsonObject, before: JsonObject) -> JsonObject:
     """Return the notebook with what is new in nbformat's order, and the rest as it was."""
-    old = {id(output) for cell in before["cells"] for output in cell.get("outputs") or ()}
+    lists = [cell.get("outputs") for cell in before["cells"]]
+    old = {id(output) for found in lists if isinstance(found, list) for output in found}
 
     def cell(raw: JsonObject) -> JsonObject:
         if not isinstance(raw.get("outputs"), list):
