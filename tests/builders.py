@@ -26,6 +26,7 @@ from jupyter_detllm.core.generation import (
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
 from jupyter_detllm.core.promotion import Update, promote
+from jupyter_detllm.core.shown import stamp_bundle
 from jupyter_detllm.core.stamp import (
     Attempt,
     Call,
@@ -33,7 +34,6 @@ from jupyter_detllm.core.stamp import (
     ModelIdentity,
     Stamp,
     next_requests,
-    shown_calls,
     source_digest,
 )
 
@@ -210,12 +210,14 @@ def stamped_cell(
 ) -> dict[str, Any]:
     """Return a code cell whose output carries `stamp`, not promoted yet."""
     made = stamp if stamp is not None else make_stamp(source, name=_name_of(source))
-    text = "\n".join(g.text for call in shown_calls(made.calls) for g in call.generations)
+    stored = made.to_json()
+    data = stamp_bundle(made, str(stored["digest"])).items()
     output = {
-        "data": {"text/plain": text.splitlines(keepends=True)},
-        "metadata": {KEY: made.to_json(), RUN_KEY: {"run_id": run_id}},
+        "data": {kind: text.splitlines(keepends=True) for kind, text in data},
+        "metadata": {KEY: stored, RUN_KEY: {"run_id": run_id}},
         "output_type": "display_data",
     }
+    # The texts are not in the output, as where it was captured.
     out = cell(source, outputs=[output])
     if tags:
         out["metadata"]["tags"] = list(tags)

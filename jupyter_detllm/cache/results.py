@@ -41,7 +41,7 @@ PART = 64
 An interrupt loses no more than these; a larger part would keep an engine slightly busier.
 """
 
-RESULT_SCHEMA = "detllm.result/1"
+RESULT_SCHEMA = "detllm.result/2"
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def _digest(args: argparse.Namespace) -> int:
 
 
 def _parts(digests: ModelDigests) -> dict[str, str | None]:
-    parts = ("weights", "tokenizer", "chat_template")
+    parts = ("weights", "tokenizer", "chat_template", "generation_config", "joint")
     values = {part: getattr(digests, part) for part in parts}
     return {part: None if value is None else str(value) for part, value in values.items()}
 
@@ -72,5 +72,5 @@ def _digests_json(name: str, digests: ModelDigests) -> Json:
 
 
 def _digest_lines(digests: ModelDigests) -> list[str]:
-    lines = [f"{part:<14} {value or 'none'}" for part, value in _parts(digests).items()]
+    lines = [f"{part:<17} {value or 'none'}" for part, value in _parts(digests).items()]
     return [*lines, *(f"  {f.digest}  {f.size:>14,}  {f.name}" for f in digests.files)]

@@ -70,7 +70,7 @@ _ENGINE_ARG = "pass the same engine option to `%detllm use`"
 # The formatter would spread each row over seven lines.
 # fmt: off
 _MODEL = (
-    _row("model.weights", _ID, 100, "digest of the weight and config files",
+    _row("model.weights", _ID, 100, "digest of the weight files and the model's config",
          "Other weights are another model: nothing can be compared.",
          "use the same weight files"),
     _row("model.tokenizer", _ID, 99, "digest of the tokenizer files",
@@ -89,7 +89,8 @@ _MODEL = (
     _row("model.architecture", _INFO, 6, "architecture class",
          "It follows from the model's config, which the weights digest covers."),
     _row("model.generation_config", _INFO, 8, "sampling defaults the model brings",
-         "They are already part of the resolved parameters of every request."),
+         "They give the parameters that a request does not name, and the tokens that end a text.",
+         "use the same generation_config.json"),
     _row("model.quantization", _NUM, 89, "how the model's config quantises: bits, symmetry, scales",
          "Dynamic activation scales follow what is in the step; other schemes, other kernels.",
          "use a model of the same scheme"),

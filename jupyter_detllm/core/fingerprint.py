@@ -12,6 +12,7 @@ from jupyter_detllm.errors import UPGRADING, StampError
 
 __all__ = [
     "FINGERPRINT_SCHEMA",
+    "GENERATION_CONFIG",
     "MAX_FIELDS",
     "MAX_VALUE_CHARS",
     "PACKAGES_FIELD",
@@ -26,7 +27,9 @@ MAX_FIELDS = 256
 MAX_VALUE_CHARS = 400
 PACKAGES_FIELD = "software.packages"
 
-_STAMPED = (PACKAGES_FIELD, "hardware.gpu_memory", "engine.unproven")
+GENERATION_CONFIG = "model.generation_config"
+
+_STAMPED = (PACKAGES_FIELD, "hardware.gpu_memory", "engine.unproven", GENERATION_CONFIG)
 """Informational fields that a stamp keeps: they are stable and the first that people ask for."""
 
 FieldValue: TypeAlias = str | int | bool | None

@@ -26,12 +26,13 @@ import msgspec
 from jupyter_detllm.core.canonical import brief
 from jupyter_detllm.core.compare import compare_calls
 from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.shown import Shown, compare_shown
 from jupyter_detllm.core.source import CELL_NAME, detgen_line, emits_stamps
 from jupyter_detllm.core.stamp import (
     SeenFingerprints,
     Stamp,
+    is_pointer,
     read_stamp,
-    still_shown,
 )
 from jupyter_detllm.core.verdict import Facts, Outcome, Policy, decide, facts_of
 from jupyter_detllm.errors import UPGRADING, CanonicalError, NotebookError, StampError, UsageError
@@ -94,7 +95,7 @@ class CellView:
     actual, reference, previous
         The stamps, None if absent.
     actual_json, reference_json
-        The same as stored.
+        The same as stored; one object where the output only points at the reference.
     same_run
         Whether the output is from the run that was promoted.
     actual_run, reference_run
@@ -109,6 +110,8 @@ class CellView:
         nothing did.
     problems
         What could not be read, one line each.
+    uncovered
+        What the cell shows that is not compared with its stamp, one phrase each.
     """
 
     number: int
@@ -129,6 +132,7 @@ class CellView:
     lost: str = ""
     deleted: bool = False
     problems: tuple[str, ...] = ()
+    uncovered: tuple[str, ...] = ()
 
     @property
     def stamped_source(self) -> str | None:
@@ -369,18 +373,21 @@ def _cell(cell: JsonObject, context: _Context) -> CellView | None:
         source = ""
     found = detgen_line(source)
     line = None if found is None else found.text
-    stamped, run = output_stamp(cell)
-    if line is None and stamped is None and not meta:
+    held, run = output_stamp(cell)
+    if line is None and held is None and not meta:
         return None
+    stamped = _pointed_at(held, cell, problems)
     tags = _tags(cell)
     which = context.which
     read = stamped if which is not Which.REFERENCE else None
-    actual = context.read(read, "the output's stamp", problems)
+    pointed = read is not None and stamped is not held
+    source_of = "the cell's reference" if pointed else "the output's stamp"
+    actual = context.read(read, source_of, problems)
     # A name may follow options, which only the magic can parse.
     name = line_name(line or "") or (actual.name if line is not None and actual else "")
     shows = found is not None and found.shows
-    if shows and actual is not None and not still_shown(actual, _shown_texts(cell)):
-        problems.append("the text that the output shows is not the stamped one: run the cell again")
+    shown = Shown() if actual is None else _shown(actual, stamped, cell, texts=shows)
+    problems += [shown.problem] if shown.problem else []
     reference_json = meta.get("reference")
     cell_id = cell_id_of(cell)
     before = meta.get("previous") if which is Which.BOTH else None
@@ -393,9 +400,10 @@ def _cell(cell: JsonObject, context: _Context) -> CellView | None:
         skipped=SKIP_TAG in tags,
         policy=_policy(tags, line or "", problems),
         actual=actual,
-        reference=context.read(
-            reference_json if wanted else None, "the cell's reference", problems
-        ),
+        # One stored stamp is read once, and what is wrong with it said once.
+        reference=actual
+        if pointed and wanted
+        else context.read(reference_json if wanted else None, "the cell's reference", problems),
         previous=context.read(before, "the previous reference", []),
         actual_json=stamped if isinstance(stamped, dict) else None,
         reference_json=reference_json if isinstance(reference_json, dict) else None,
@@ -404,7 +412,25 @@ def _cell(cell: JsonObject, context: _Context) -> CellView | None:
         reference_run=recorded if isinstance(recorded := meta.get("recorded_run"), str) else "",
         entry=_entry(meta, cell_id) if reference_json is not None else "",
         problems=tuple(problems),
+        uncovered=shown.uncovered,
     )
+
+
+def _pointed_at(held: object, cell: JsonObject, problems: list[str]) -> object:
+    """Return the stamp of an output, which may be the cell's reference: it is stored once."""
+    if not is_pointer(held):
+        return held
+    meta = _mapping(cell.get("metadata")).get(KEY)
+    if isinstance(meta, Kept):
+        return meta
+    reference = _mapping(_mapping(meta).get("reference"))
+    if reference.get("digest") == _mapping(held).get("digest"):
+        return reference
+    what = "is another one" if reference else "is gone"
+    problems.append(
+        f"the output's stamp is kept in the cell's reference, which {what}: run the cell again"
+    )
+    return None
 
 
 def cell_id_of(cell: Mapping[str, Any]) -> str:
@@ -527,7 +553,7 @@ def _missing_generations(
 
 
 def output_stamp(cell: JsonObject) -> tuple[object, str | None]:
-    """Return the last stamp in the cell's outputs, and its run id."""
+    """Return the last stamp in the cell's outputs as it is held there, and its run id."""
     outputs = cell.get("outputs")
     for output in reversed(outputs if isinstance(outputs, list) else []):
         metadata = _mapping(_mapping(output).get("metadata"))
@@ -547,13 +573,20 @@ def _same_run(run: str | None, meta: Mapping[str, Any], stamped: object) -> bool
     return bool(reference) and reference.get("digest") == _mapping(stamped).get("digest")
 
 
-def _shown_texts(cell: JsonObject) -> list[str]:
-    """Return the plain texts of a cell's outputs, without the stamp line."""
+def _shown(stamp: Stamp, stored: object, cell: JsonObject, *, texts: bool) -> Shown:
+    """Compare what a cell shows with what its stamp renders to."""
     outputs = cell.get("outputs")
-    found = map(_mapping, outputs if isinstance(outputs, list) else [])
-    rest = (output for output in found if KEY not in _mapping(output.get("metadata")))
-    texts = (_text(_mapping(output.get("data")).get("text/plain")) for output in rest)
-    return [text for text in texts if text is not None]
+    found = [_mapping(output) for output in (outputs if isinstance(outputs, list) else [])]
+    stamps = [i for i, output in enumerate(found) if KEY in _mapping(output.get("metadata"))]
+    data = [_texts_of(output) for output in found]
+    own = data.pop(stamps[-1])
+    return compare_shown(stamp, str(_mapping(stored).get("digest")), own, data, texts)
+
+
+def _texts_of(output: JsonObject) -> JsonObject:
+    """Return an output's data by format, with texts joined."""
+    data = _mapping(output.get("data")).items()
+    return {kind: _text(value) if kind in _TEXTS else value for kind, value in data}
 
 
 def _tags(cell: JsonObject) -> frozenset[str]:
@@ -768,6 +801,9 @@ def _object(raw: msgspec.Raw, shape: _Outline) -> dict[str, Any]:
     return out
 
 
+_TEXTS = ("text/plain", "text/html")
+
+
 def _read_texts(cell: dict[str, Any]) -> None:
     """Parse what is only needed in some cells: the source of code, texts next to a stamp."""
     _fill(cell, "source")
@@ -775,7 +811,8 @@ def _read_texts(cell: dict[str, Any]) -> None:
     found = [_mapping(output) for output in (outputs if isinstance(outputs, list) else [])]
     if any("detllm" in _mapping(output.get("metadata")) for output in found):
         for output in found:
-            _fill(_mapping(output.get("data")), "text/plain")
+            for kind in _TEXTS:
+                _fill(_mapping(output.get("data")), kind)
 
 
 def _fill(holder: dict[str, Any], key: str) -> None:

@@ -25,10 +25,17 @@ from jupyter_detllm.core.notebook import (
     read_fingerprints,
     read_notebook,
 )
-from jupyter_detllm.core.stamp import STAMP_SCHEMA, reference_json, source_digest
+from jupyter_detllm.core.stamp import (
+    STAMP_SCHEMA,
+    Form,
+    is_pointer,
+    pointer_json,
+    reference_json,
+    source_digest,
+)
 from jupyter_detllm.errors import UPGRADING, NotebookError
 
-__all__ = ["Change", "ChangeKind", "Update", "promote", "strip"]
+__all__ = ["Change", "ChangeKind", "Update", "promote", "store_once", "strip"]
 
 
 class Update(StrEnum):
@@ -108,6 +115,11 @@ def promote(
             if change.kind in (ChangeKind.ADDED, ChangeKind.REPLACED):
                 chosen_cells.append(cell)
     cells = _with_references(notebook, view, chosen_cells)
+    for cell in view.cells:
+        if (chosen is None or cell.number in chosen) and (
+            not cell.problems or cell in chosen_cells
+        ):
+            cells[cell.number - 1] = _stored_once(cells[cell.number - 1])
     lost = () if forget else view.lost
     if forget:
         cells = [_forgotten(raw) for raw in cells]
@@ -116,7 +128,7 @@ def promote(
     changed = any(a is not b for a, b in zip(cells, notebook["cells"], strict=True))
     promoted = {**notebook, "cells": cells}
     after = read_notebook(promoted, known=known) if changed else view
-    shared = _shared(promoted, after, lost, forget=forget)
+    shared = _shared(promoted, after, view.cells, lost, forget=forget)
     if not changed and lost == view.lost and _says_the_same(own_metadata(notebook), shared):
         return notebook, tuple(changes)  # the old form stays until there is something to write
     if shared != _metadata(notebook).get(KEY):
@@ -187,14 +199,17 @@ def _same_content(cell: CellView) -> bool:
         return True
     if cell.reference is None or cell.actual is None:
         return False
-    return cell.reference.without_cache().digest == cell.actual.without_cache().digest
+    sides = [cell.reference.without_cache(), cell.actual.without_cache()]
+    if sides[0].form is not sides[1].form:
+        sides = [side.as_first() for side in sides]
+    return sides[0].digest == sides[1].digest
 
 
 def _only_reference_broken(cell: CellView) -> bool:
-    """Whether the only problem is a reference of this schema, which can be replaced."""
+    """Whether the only problem is a reference of a known form, which can be replaced."""
     stored = cell.reference_json
     broken = stored is not None and cell.reference is None
-    ours = stored is not None and stored.get("schema") == STAMP_SCHEMA
+    ours = stored is not None and stored.get("schema") in tuple(Form)
     return broken and ours and cell.actual is not None and len(cell.problems) == 1
 
 
@@ -265,6 +280,41 @@ def _cell_meta(raw: JsonObject, cell: CellView) -> JsonObject:
     return meta
 
 
+def store_once(notebook: JsonObject) -> JsonObject:
+    """Return a notebook in which no output repeats the reference of its cell."""
+
+    def once(raw: JsonObject) -> JsonObject:
+        reference = own_metadata(raw).get("reference")
+        needed = reference.get("fingerprint_digest") if isinstance(reference, dict) else None
+        kept = {**_own_fingerprints(notebook), **_own_fingerprints(raw)}
+        return _stored_once(raw) if needed in kept else raw
+
+    cells = [once(raw) for raw in notebook["cells"]]
+    changed = any(a is not b for a, b in zip(cells, notebook["cells"], strict=True))
+    return {**notebook, "cells": cells} if changed else notebook
+
+
+def _stored_once(raw: JsonObject) -> JsonObject:
+    """Return a cell whose output points at the reference, where both are the same.
+
+    The reference is what stays when outputs are cleared. Stamps of the first form are left as
+    they are: a reader of their time knows no pointer.
+    """
+    held, _ = output_stamp(raw)
+    reference = own_metadata(raw).get("reference")
+    if not isinstance(held, dict) or not isinstance(reference, dict) or is_pointer(held):
+        return raw
+    same = held.get("digest") == reference.get("digest") and held.get("digest") is not None
+    if not same or {held.get("schema"), reference.get("schema")} != {STAMP_SCHEMA}:
+        return raw
+    outputs = list(raw["outputs"])
+    for at in reversed(range(len(outputs))):
+        if _metadata(outputs[at] if isinstance(outputs[at], dict) else {}).get(KEY) is held:
+            outputs[at] = _with_metadata(outputs[at], pointer_json(reference))
+            break
+    return {**raw, "outputs": outputs}
+
+
 def _metadata(raw: Mapping[str, Any]) -> JsonObject:
     found = raw.get("metadata")
     return found if isinstance(found, dict) else {}
@@ -279,12 +329,18 @@ def _with_metadata(raw: JsonObject, meta: JsonObject | None) -> JsonObject:
 
 
 def _shared(
-    notebook: JsonObject, view: NotebookView, lost: Sequence[CellView], *, forget: bool
+    notebook: JsonObject,
+    view: NotebookView,
+    before: Sequence[CellView],
+    lost: Sequence[CellView],
+    *,
+    forget: bool,
 ) -> JsonObject | None:
     """Return the notebook-level metadata: what its references share, and which there are.
 
     What promotion of one cell writes here does not depend on what its reference holds, so that
-    branches that stamp different cells merge.
+    branches that stamp different cells merge. `before` are the cells as they were: an output that
+    now points at its reference held the fingerprint.
     """
     stored = dict(own_metadata(notebook))
     cells = {cell.entry: cell.name for cell in view.cells if not (forget and cell.lost)}
@@ -299,13 +355,13 @@ def _shared(
     return {
         **kept,
         "schema": NOTEBOOK_SCHEMA,
-        "fingerprints": _needed_fingerprints(notebook, view, keep=bool(lost)),
+        "fingerprints": _needed_fingerprints(notebook, view, before, keep=bool(lost)),
         "cells": {entry: cells[entry] for entry in sorted(cells)},
     }
 
 
 def _needed_fingerprints(
-    notebook: JsonObject, view: NotebookView, *, keep: bool
+    notebook: JsonObject, view: NotebookView, before: Sequence[CellView], *, keep: bool
 ) -> dict[str, Json]:
     # Valid stored data stays as it was written, including unknown keys.
     found = _own_fingerprints(notebook)
@@ -319,6 +375,7 @@ def _needed_fingerprints(
         for stamp in (cell.reference, cell.previous):
             if stamp is not None and str(stamp.fingerprint_digest) not in held[cell.number]:
                 wanted.add(str(stamp.fingerprint_digest))
+    for cell in (*before, *view.cells):
         if cell.actual is not None and cell.actual.fingerprint is not None:
             digest = str(cell.actual.fingerprint_digest)
             if digest not in sound:

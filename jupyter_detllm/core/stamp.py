@@ -5,6 +5,12 @@ reference: the same object without ``fingerprint``, which is then stored once in
 metadata under its digest. The stamp's own digest covers ``fingerprint_digest`` instead of
 ``fingerprint``, so a stamp and its reference have the same digest.
 
+Stamps are written as `detllm.stamp/2` and read in both forms. The first one spells out every
+integer, parameter and derived digest. The second packs arrays of integers, leaves out parameters
+that have their usual value and digests that follow from the content, keeps the generation config
+out of the weights' digest, and names the renderer of its output. Its digest covers the digest of
+evidence in place of evidence.
+
 What is read is untrusted: unknown keys are ignored, known ones are checked strictly, every digest
 is recomputed from the content, and a stamp that disagrees with its digests is refused.
 """
@@ -12,7 +18,7 @@ is recomputed from the content, and a stamp that disagrees with its digests is r
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -34,6 +40,12 @@ from jupyter_detllm.core.generation import (
     prompt_digest,
 )
 from jupyter_detllm.core.levels import ONE_AT_A_TIME, Level, Reach
+from jupyter_detllm.core.packed import (
+    pack_ascending,
+    pack_integers,
+    unpack_ascending,
+    unpack_integers,
+)
 from jupyter_detllm.core.source import CELL_NAME, magic_line
 from jupyter_detllm.errors import UPGRADING, CanonicalError, StampError
 
@@ -42,10 +54,13 @@ __all__ = [
     "MAX_ITEMS",
     "MAX_TEXT",
     "MAX_TRIES",
+    "RENDERER",
     "STAMP_SCHEMA",
+    "USUAL_PARAMETERS",
     "Attempt",
     "Call",
     "ExpectationKind",
+    "Form",
     "ModelIdentity",
     "Reader",
     "Run",
@@ -58,8 +73,10 @@ __all__ = [
     "generation_json",
     "generations_text",
     "goes_beyond",
+    "is_pointer",
     "next_requests",
     "normalise_source",
+    "pointer_json",
     "printable",
     "read_generation",
     "read_request",
@@ -68,10 +85,22 @@ __all__ = [
     "request_json",
     "shown_calls",
     "source_digest",
-    "still_shown",
 ]
 
-STAMP_SCHEMA = "detllm.stamp/1"
+
+class Form(StrEnum):
+    """A stored form of stamps, by its schema."""
+
+    FIRST = "detllm.stamp/1"
+    SECOND = "detllm.stamp/2"
+
+
+STAMP_SCHEMA = Form.SECOND.value
+"""The form that is written."""
+
+RENDERER = 1
+"""Version of what shows a stamp (`core/shown.py`): text and HTML follow from the stamp alone."""
+
 _WHITE = " \t\v\f\n"
 _NOT_DIGESTED = ("fingerprint", "digest")
 
@@ -80,7 +109,19 @@ _NOT_DIGESTED = ("fingerprint", "digest")
 class ModelIdentity:
     """Name and digests of a model; None if the engine cannot know one.
 
-    `adapter` is the digest of the LoRA adapter in effect, None without one.
+    Attributes
+    ----------
+    weights
+        Of weights and model config.
+    adapter
+        Of the LoRA adapter in effect, None without one.
+    generation_config
+        Of the model's ``generation_config.json``, None without one.
+    joint
+        Of weights, model config and generation config together, which stamps of the first
+        form have for their weights; None where it equals `weights`.
+    is_joint
+        Whether `weights` itself is such a digest.
     """
 
     name: str
@@ -88,16 +129,19 @@ class ModelIdentity:
     tokenizer: Digest | None = None
     chat_template: Digest | None = None
     adapter: Digest | None = None
+    generation_config: Digest | None = None
+    joint: Digest | None = None
+    is_joint: bool = False
 
     def fields(self) -> dict[str, FieldValue]:
         """Return the identity fields of the fingerprint."""
         return {
             f"model.{part}": None if value is None else str(value)
-            for part, value in self.digests().items()
+            for part, value in self.identity().items()
         }
 
-    def digests(self) -> dict[str, Digest | None]:
-        """Return the digests by part, without the name."""
+    def identity(self) -> dict[str, Digest | None]:
+        """Return by part the digests without which no two generations can be compared."""
         return {
             "weights": self.weights,
             "tokenizer": self.tokenizer,
@@ -105,12 +149,25 @@ class ModelIdentity:
             "adapter": self.adapter,
         }
 
+    def digests(self) -> dict[str, Digest | None]:
+        """Return the digests of all that results depend on by part, without the name."""
+        return {**self.identity(), "generation_config": self.generation_config}
+
+    def as_first(self) -> ModelIdentity:
+        """Return the identity as a stamp of the first form has it."""
+        weights = self.joint or self.weights
+        own = (self.name, weights, self.tokenizer, self.chat_template, self.adapter)
+        return ModelIdentity(*own, is_joint=True)
+
     def to_json(self) -> dict[str, Json]:
         """Return the stored form."""
         parts = {k: None if v is None else str(v) for k, v in self.digests().items()}
-        if self.adapter is None:
-            # A stamp without one is stored as before adapters were supported.
-            del parts["adapter"]
+        for part in ("adapter", "generation_config"):
+            # Most models have no adapter, and some no generation config.
+            if parts[part] is None:
+                del parts[part]
+        if self.joint is not None:
+            parts["joint"] = str(self.joint)
         return {"name": self.name, **parts}
 
 
@@ -254,6 +311,11 @@ class Stamp:
         a request or a generation.
     calls
         The generate calls in order.
+    form
+        The stored form it was read from, and is written in.
+    renderer
+        Version of what made the output's text and HTML from it; 0 in the first form, of which
+        that is not known.
     """
 
     name: str
@@ -268,11 +330,19 @@ class Stamp:
     self_test: str = ""
     reach: Reach | None = None
     beyond_reach: bool = False
+    form: Form = Form.SECOND
+    renderer: int = RENDERER
 
     @cached_property
     def digest(self) -> Digest:
         """Digest of the whole content; the same for a stamp and its reference."""
         return content_digest(self._content(store_prompt=True))
+
+    def as_first(self) -> Stamp:
+        """Return the same stamp in the first form, without what that has no place for."""
+        if self.form is Form.FIRST:
+            return self
+        return replace(self, form=Form.FIRST, model=self.model.as_first(), renderer=0)
 
     @property
     def cached(self) -> int:
@@ -342,7 +412,7 @@ class Stamp:
 
     def _content(self, *, store_prompt: bool) -> dict[str, Json]:
         out: dict[str, Json] = {
-            "schema": STAMP_SCHEMA,
+            "schema": self.form.value,
             "name": self.name,
             "level": self.level.value,
             "self_test": self.self_test,
@@ -351,8 +421,10 @@ class Stamp:
             "fingerprint_digest": str(self.fingerprint_digest),
             "root_seed": str(self.root_seed),
             "late": list(self.late),
-            "calls": [_call_json(call, store_prompt) for call in self.calls],
+            "calls": [_call_json(call, self.form, store_prompt) for call in self.calls],
         }
+        if self.form is not Form.FIRST:
+            out["renderer"] = self.renderer
         if self.reach is not None:
             # A stamp without one is stored as before reach was recorded.
             out["reach"] = {**asdict(self.reach), "beyond": self.beyond_reach}
@@ -467,8 +539,44 @@ def goes_beyond(
 
 
 def content_digest(data: Mapping[str, object]) -> Digest:
-    """Return the digest of a stored stamp or reference as it is."""
-    return digest_of({k: v for k, v in data.items() if k not in _NOT_DIGESTED})
+    """Return the digest of a stored stamp or reference as it is.
+
+    In the second form it covers the digest of each evidence, so that it stays the same
+    wherever the evidence is kept.
+    """
+    content = {k: v for k, v in data.items() if k not in _NOT_DIGESTED}
+    if content.get("schema") != Form.FIRST:
+        content["calls"] = _each(content.get("calls"), _with_digest_of_evidence)
+    return digest_of(content)
+
+
+def _each(items: object, change: Callable[[Any], object]) -> object:
+    return [change(item) for item in items] if isinstance(items, list) else items
+
+
+def _with_digest_of_evidence(call: object) -> object:
+    """Return a stored call with the digests of evidence; what is malformed stays as it is."""
+
+    def changed(generation: object) -> object:
+        if not isinstance(generation, Mapping) or "evidence" not in generation:
+            return generation
+        return {**generation, "evidence": str(digest_of(generation["evidence"]))}
+
+    if not isinstance(call, Mapping):
+        return call
+    return {**call, "generations": _each(call.get("generations"), changed)}
+
+
+def pointer_json(reference: Mapping[str, Json]) -> dict[str, Json]:
+    """Return what an output holds in place of a stamp that equals its cell's reference."""
+    return {"schema": STAMP_SCHEMA, "stored": "reference", "digest": reference["digest"]}
+
+
+def is_pointer(stored: object) -> bool:
+    """Return whether an output says that its stamp is its cell's reference."""
+    if not isinstance(stored, Mapping) or "calls" in stored:
+        return False
+    return (stored.get("schema"), stored.get("stored")) == (STAMP_SCHEMA, "reference")
 
 
 def reference_json(stamp: Mapping[str, Json]) -> dict[str, Json]:
@@ -476,13 +584,13 @@ def reference_json(stamp: Mapping[str, Json]) -> dict[str, Json]:
     return {k: v for k, v in stamp.items() if k != "fingerprint"}
 
 
-def _call_json(call: Call, store_prompt: bool) -> dict[str, Json]:
+def _call_json(call: Call, form: Form, store_prompt: bool) -> dict[str, Json]:
     out: dict[str, Json] = {
-        "requests": [request_json(request, store_prompt) for request in call.requests],
-        "batch": [str(digest) for digest in call.batch],
-        "generations": [generation_json(generation) for generation in call.generations],
-        "digest": str(call.digest),
+        "requests": [request_json(request, form, store_prompt) for request in call.requests],
+        "generations": [generation_json(generation, form) for generation in call.generations],
     }
+    if form is Form.FIRST:
+        out |= {"batch": [str(digest) for digest in call.batch], "digest": str(call.digest)}
     if call.cached:
         out["cached"] = list(call.cached)
     if call.attempt is not None:
@@ -490,32 +598,62 @@ def _call_json(call: Call, store_prompt: bool) -> dict[str, Json]:
     return out
 
 
-def request_json(request: GenerationRequest, store_prompt: bool = True) -> dict[str, Json]:
+USUAL_PARAMETERS: Mapping[str, Json] = {
+    "top_p": "1.0",
+    "top_k": 0,
+    "min_p": "0.0",
+    "min_tokens": 0,
+    "presence_penalty": "0.0",
+    "frequency_penalty": "0.0",
+    "repetition_penalty": "1.0",
+    "stop": [],
+    "stop_token_ids": [],
+    "ignore_eos": False,
+    "beam_width": 0,
+    "length_penalty": "1.0",
+}
+"""What the second form means by a parameter that it does not name; part of the form."""
+
+
+def request_json(
+    request: GenerationRequest, form: Form = Form.SECOND, store_prompt: bool = True
+) -> dict[str, Json]:
     """Return the stored form of a request."""
+    first = form is Form.FIRST
     out: dict[str, Json] = {"kind": request.kind.value}
     if store_prompt and request.prompt is not None:
-        out.update(request.prompt.to_json())
+        out.update(_prompt_json(request.prompt, packed=not first))
+    params = request.sampling.to_json()
+    if not first:
+        params = {k: v for k, v in params.items() if v != USUAL_PARAMETERS.get(k)}
     out.update(
         {
             "prompt_tokens": str(request.prompt_tokens),
             "prompt_length": request.prompt_length,
-            "params": request.sampling.to_json(),
+            "params": params,
             "seeds": [str(seed) for seed in request.seeds],
-            "digest": str(request.digest),
         }
     )
-    return out
+    return {**out, "digest": str(request.digest)} if first else out
 
 
-def generation_json(generation: Generation) -> dict[str, Json]:
+def _prompt_json(prompt: Prompt, *, packed: bool) -> dict[str, Json]:
+    if packed and prompt.kind is PromptKind.TOKENS:
+        return {"prompt_token_ids": pack_integers(prompt.token_ids)}
+    return prompt.to_json()
+
+
+def generation_json(generation: Generation, form: Form = Form.SECOND) -> dict[str, Json]:
     """Return the stored form of a generation."""
+    ids, offsets = generation.token_ids, generation.offsets
+    first = form is Form.FIRST
     out: dict[str, Json] = {
         "prompt": generation.prompt_index,
         "completion": generation.completion_index,
-        "token_ids": list(generation.token_ids),
+        "token_ids": list(ids) if first else pack_integers(ids),
         "finish_reason": generation.finish_reason,
         "text": generation.text,
-        "offsets": list(generation.offsets),
+        "offsets": list(offsets) if first else pack_ascending(offsets),
     }
     if generation.evidence is not None:
         out["evidence"] = generation.evidence.smallest().to_json()
@@ -607,29 +745,6 @@ def attempts_text(calls: Sequence[Call]) -> str:
     return f" | {many} as expected{tries}".replace("  ", " ")
 
 
-def still_shown(stamp: Stamp, shown: Iterable[str]) -> bool:
-    """Return whether the texts that a `%%detgen` cell shows contain those of its stamp.
-
-    White space is ignored, since editors and formats change it. A cell that shows no text
-    at all, because its output was captured, passes.
-
-    Parameters
-    ----------
-    stamp
-        The stamp in its output.
-    shown
-        The plain texts of its outputs, without the stamp line.
-    """
-    texts = [squeezed for text in shown if (squeezed := "".join(text.split()))]
-    if not texts:
-        return True
-    for call in shown_calls(stamp.calls):
-        expected = "".join(printable(generations_text(call.requests, call.generations)).split())
-        if not any(expected in text for text in texts):
-            return False
-    return True
-
-
 _FAMILY = "detllm.stamp/"
 MAX_CALLS = 100_000
 """Maximum calls of one cell, when generating and when reading."""
@@ -684,6 +799,14 @@ class Reader:
     def integers(self, key: str, high: int = 2**31 - 1) -> tuple[int, ...]:
         """Return a list of integers."""
         return tuple(self._integer(key, item, 0, high) for item in self.items(key))
+
+    def packed(self, key: str, *, ascending: bool = False) -> tuple[int, ...]:
+        """Return a list of integers stored as `core.packed` writes them."""
+        unpack = unpack_ascending if ascending else unpack_integers
+        try:
+            return unpack(self.data.get(key), MAX_ITEMS)
+        except StampError as error:
+            raise StampError(f"{self.where}: {key!r}: {error.what}") from None
 
     def big_integer(self, key: str) -> int:
         """Return an integer stored as a decimal string (a seed)."""
@@ -785,7 +908,7 @@ def read_stamp(
     """
     try:
         reader = Reader(data, where)
-        _check_schema(reader)
+        form = _form(reader)
         _check_sizes(reader)
         if content_digest(reader.data) != reader.digest("digest"):
             raise StampError(
@@ -793,7 +916,7 @@ def read_stamp(
                 expected="content as it was stamped",
                 fix="run the cell again",
             )
-        return _stamp(reader, fingerprints or {}, {} if seen is None else seen)
+        return _stamp(reader, form, fingerprints or {}, {} if seen is None else seen)
     except CanonicalError as error:
         raise StampError(f"{where}: {error.what}") from None
 
@@ -814,10 +937,11 @@ def _check_sizes(reader: Reader) -> None:
             stack += box if not box or not isinstance(box[0], int) else ()
 
 
-def _check_schema(reader: Reader) -> None:
+def _form(reader: Reader) -> Form:
     schema = reader.data.get("schema")
-    if schema == STAMP_SCHEMA:
-        return
+    for form in Form:
+        if schema == form.value:
+            return form
     shown = brief(schema)
     if isinstance(schema, str) and schema.startswith(_FAMILY):
         raise StampError(
@@ -829,7 +953,10 @@ def _check_schema(reader: Reader) -> None:
 
 
 def _stamp(
-    reader: Reader, fingerprints: Mapping[str, Fingerprint], seen: SeenFingerprints
+    reader: Reader,
+    form: Form,
+    fingerprints: Mapping[str, Fingerprint],
+    seen: SeenFingerprints,
 ) -> Stamp:
     digest = reader.digest("fingerprint_digest")
     reach, beyond = _reach(reader)
@@ -837,15 +964,17 @@ def _stamp(
         name=_name(reader),
         level=reader.choice("level", Level),
         source=reader.digest("source"),
-        model=_model(reader.sub("model")),
+        model=_model(reader.sub("model"), form),
         fingerprint=_fingerprint(reader, digest, fingerprints, seen),
         fingerprint_digest=digest,
         root_seed=reader.big_integer("root_seed"),
-        calls=_calls(reader),
+        calls=_calls(reader, form),
         late=reader.texts("late"),
         self_test=reader.text("self_test"),
         reach=reach,
         beyond_reach=beyond,
+        form=form,
+        renderer=0 if form is Form.FIRST else reader.integer("renderer", 1),
     )
 
 
@@ -865,11 +994,11 @@ def _reach(reader: Reader) -> tuple[Reach | None, bool]:
     return reach, stored.flag("beyond")
 
 
-def _calls(reader: Reader) -> tuple[Call, ...]:
+def _calls(reader: Reader, form: Form) -> tuple[Call, ...]:
     stored = reader.subs("calls")
     if len(stored) > MAX_CALLS:
         raise StampError(f"{reader.where} holds more than {MAX_CALLS} calls")
-    calls = tuple(_call(call) for call in stored)
+    calls = tuple(_call(call, form) for call in stored)
     _check_attempts([call.attempt for call in calls], reader.where)
     return calls
 
@@ -894,25 +1023,30 @@ def _fingerprint(
     return found
 
 
-def _model(reader: Reader) -> ModelIdentity:
+def _model(reader: Reader, form: Form) -> ModelIdentity:
+    first = form is Form.FIRST
     return ModelIdentity(
         reader.text("name"),
         reader.optional_digest("weights"),
         reader.optional_digest("tokenizer"),
         reader.optional_digest("chat_template"),
         reader.optional_digest("adapter"),
+        None if first else reader.optional_digest("generation_config"),
+        None if first else reader.optional_digest("joint"),
+        is_joint=first,
     )
 
 
-def _call(reader: Reader) -> Call:
-    requests = tuple(read_request(item) for item in reader.subs("requests"))
-    generations = tuple(read_generation(item) for item in reader.subs("generations"))
+def _call(reader: Reader, form: Form) -> Call:
+    requests = tuple(read_request(item, form) for item in reader.subs("requests"))
+    generations = tuple(read_generation(item, form) for item in reader.subs("generations"))
     attempt = _attempt(reader, len(generations))
     call = Call(requests, generations, _cached(reader, len(requests)), attempt)
-    if reader.digest("digest") != call.digest:
-        raise StampError(f"{reader.where} disagrees with its generation digest")
-    if reader.texts("batch") != tuple(map(str, call.batch)):
-        raise StampError(f"{reader.where}: the batch is not the requests in order")
+    if form is Form.FIRST:
+        if reader.digest("digest") != call.digest:
+            raise StampError(f"{reader.where} disagrees with its generation digest")
+        if reader.texts("batch") != tuple(map(str, call.batch)):
+            raise StampError(f"{reader.where}: the batch is not the requests in order")
     asked = [(p, c) for p, r in enumerate(requests) for c in range(len(r.seeds))]
     if [(g.prompt_index, g.completion_index) for g in generations] != asked:
         raise StampError(f"{reader.where}: the generations do not fit the requests")
@@ -977,30 +1111,35 @@ def _follows(before: Attempt | None, attempt: Attempt) -> bool:
     return same == asked and attempt.stands_for == before.left
 
 
-def read_request(reader: Reader) -> GenerationRequest:
+def read_request(reader: Reader, form: Form = Form.SECOND) -> GenerationRequest:
     """Read the stored form of a request; raise `StampError` if it is malformed."""
     kind = reader.choice("kind", PromptKind)
+    first = form is Form.FIRST
+    params = reader.sub("params")
+    if not first:
+        params = Reader({**USUAL_PARAMETERS, **params.data}, params.where)
     request = GenerationRequest(
-        prompt=_prompt(reader, kind),
+        prompt=_prompt(reader, kind, packed=not first),
         prompt_tokens=reader.digest("prompt_tokens"),
-        sampling=_sampling(reader.sub("params")),
+        sampling=_sampling(params),
         seeds=reader.big_integers("seeds"),
         prompt_length=reader.integer("prompt_length"),
         kind=kind,
     )
-    if reader.digest("digest") != request.digest:
+    if first and reader.digest("digest") != request.digest:
         raise StampError(f"{reader.where} disagrees with its request digest")
     return request
 
 
-def _prompt(reader: Reader, kind: PromptKind) -> Prompt | None:
+def _prompt(reader: Reader, kind: PromptKind, *, packed: bool) -> Prompt | None:
     if kind is PromptKind.CHAT and "messages" in reader.data:
         messages = (Message(m.text("role"), m.text("content")) for m in reader.subs("messages"))
         return Prompt(kind, messages=tuple(messages))
     if kind is PromptKind.TEXT and "prompt" in reader.data:
         return Prompt(kind, text=reader.text("prompt"))
     if kind is PromptKind.TOKENS and "prompt_token_ids" in reader.data:
-        ids = reader.integers("prompt_token_ids")
+        key = "prompt_token_ids"
+        ids = reader.packed(key) if packed else reader.integers(key)
         if prompt_digest(ids) != reader.digest("prompt_tokens"):
             raise StampError(f"{reader.where}: the prompt disagrees with its digest")
         return Prompt(kind, token_ids=ids)
@@ -1028,13 +1167,17 @@ def _sampling(reader: Reader) -> Sampling:
     )
 
 
-def read_generation(reader: Reader) -> Generation:
+def read_generation(reader: Reader, form: Form = Form.SECOND) -> Generation:
     """Read the stored form of a generation; raise `StampError` if it is malformed."""
-    tokens = reader.integers("token_ids")
+    first = form is Form.FIRST
+    tokens = reader.integers("token_ids") if first else reader.packed("token_ids")
     text = reader.text("text")
-    offsets = reader.integers("offsets", high=len(text.encode("utf-8", "replace")))
+    size = len(text.encode("utf-8", "replace"))
+    offsets = _offsets(reader, first, size)
     if len(offsets) != len(tokens) or list(offsets) != sorted(offsets):
         raise StampError(f"{reader.where}: the token offsets do not fit the tokens")
+    if max(tokens, default=0) > MAX_TOKEN_ID or max(offsets, default=0) > size:
+        raise StampError(f"{reader.where}: a token's id or offset is too large")
     evidence = reader.data.get("evidence")
     return Generation(
         prompt_index=reader.integer("prompt"),
@@ -1045,3 +1188,12 @@ def read_generation(reader: Reader) -> Generation:
         offsets=offsets,
         evidence=None if evidence is None else TokenEvidence.from_json(evidence, len(tokens)),
     )
+
+
+MAX_TOKEN_ID = 2**31 - 1
+
+
+def _offsets(reader: Reader, first: bool, size: int) -> tuple[int, ...]:
+    if first:
+        return reader.integers("offsets", high=size)
+    return reader.packed("offsets", ascending=True)

@@ -5,6 +5,7 @@ Which verdicts a user accepts is a `Policy`.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -14,7 +15,12 @@ from enum import StrEnum
 from jupyter_detllm.core.canonical import encode_float
 from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
 from jupyter_detllm.core.fields import Role, spec_of
-from jupyter_detllm.core.fingerprint import FieldDiff, Fingerprint, diff_fingerprints
+from jupyter_detllm.core.fingerprint import (
+    GENERATION_CONFIG,
+    FieldDiff,
+    Fingerprint,
+    diff_fingerprints,
+)
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import ModelIdentity, Stamp
 from jupyter_detllm.errors import UsageError
@@ -149,6 +155,7 @@ def _other_requests(facts: Facts) -> tuple[str, ...] | None:
     return (
         f"the requests differ: {len(comparison.missing)} recorded were not made, "
         f"{len(comparison.extra)} made were not recorded",
+        *(str(diff) for diff in facts.fields if diff.name == GENERATION_CONFIG),
     )
 
 
@@ -286,10 +293,15 @@ def _incomparables(reference: Stamp, actual: Stamp) -> tuple[str, ...]:
 
 
 def model_differences(reference: ModelIdentity, actual: ModelIdentity) -> tuple[str, ...]:
-    """Return one line per digest of the model that differs from the recorded one."""
+    """Return one line per digest of the model that differs from the recorded one.
+
+    Another generation config is the same model.
+    """
+    if reference.is_joint is not actual.is_joint:
+        reference, actual = reference.as_first(), actual.as_first()
     out = []
-    theirs = actual.digests()
-    for part, digest in reference.digests().items():
+    theirs = actual.identity()
+    for part, digest in reference.identity().items():
         if digest != theirs[part]:
             label = part.replace("_", " ")
             out.append(
@@ -305,6 +317,7 @@ def _short(digest: object) -> str:
 
 def _numerics(reference: Stamp, actual: Stamp, comparison: Comparison) -> tuple[FieldDiff, ...]:
     diffs = [diff for diff in _fingerprint_diffs(reference, actual) if diff.role is Role.NUMERICS]
+    diffs += _generation_config_diff(reference, actual)
     # At level invariant the batch cannot be the cause: a difference breaks the promise.
     if not comparison.batch_equal and reference.level is not Level.INVARIANT:
         diffs.append(_batch_diff(reference, actual))
@@ -321,6 +334,41 @@ def _fingerprint_diffs(reference: Stamp, actual: Stamp) -> tuple[FieldDiff, ...]
     return diff_fingerprints(
         Fingerprint(reference.fingerprint.numerics), Fingerprint(actual.fingerprint.numerics)
     )
+
+
+def _generation_config_diff(reference: Stamp, actual: Stamp) -> tuple[FieldDiff, ...]:
+    """Return the difference of the models' generation configs, as a cause; none if unknown."""
+    sides = (reference, actual)
+    if any(side.model.is_joint or side.model.weights is None for side in sides):
+        return ()
+    digests = [side.model.generation_config for side in sides]
+    if digests[0] == digests[1]:
+        return ()
+    known = [_defaults_of(side) for side in sides]
+    differing = [k for k in sorted({*known[0], *known[1]}) if known[0].get(k) != known[1].get(k)]
+    left, right = (
+        ", ".join(f"{k} {defaults.get(k, 'unset')}" for k in differing) or _short(digest)
+        for defaults, digest in zip(known, digests, strict=True)
+    )
+    spec = spec_of(GENERATION_CONFIG)
+    if spec is None:
+        raise AssertionError(f"{GENERATION_CONFIG} is a row of FIELDS")
+    return (FieldDiff(spec.name, Role.NUMERICS, left, right, spec.why, spec.align, _CONFIG_WEIGHT),)
+
+
+_CONFIG_WEIGHT = 75
+
+
+def _defaults_of(stamp: Stamp) -> dict[str, str]:
+    """Return the sampling defaults of a stamp's model, as its fingerprint holds them."""
+    known = stamp.fingerprint.values() if stamp.fingerprint is not None else {}
+    try:
+        found = json.loads(str(known.get(GENERATION_CONFIG)))
+    except ValueError:  # none, or too long to be kept whole
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {k: v if isinstance(v, str) else json.dumps(v) for k, v in found.items()}
 
 
 def _batch_diff(reference: Stamp, actual: Stamp) -> FieldDiff:

@@ -256,12 +256,8 @@ def model_identity(model: str, lora: FieldValue = None) -> ModelIdentity:
     ModelError
         For a model or an adapter that cannot be found.
     """
-    from jupyter_detllm.models import model_digests, resolve_model
+    from jupyter_detllm.models import identity_of, resolve_model
     from jupyter_detllm.models.adapter import read_adapter
 
-    found = resolve_model(model)
-    digests = model_digests(found.path_or_id, revision=found.revision)
     adapter = read_adapter(str(lora)).digest if lora else None
-    return ModelIdentity(
-        found.display, digests.weights, digests.tokenizer, digests.chat_template, adapter
-    )
+    return identity_of(resolve_model(model), adapter)

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.options import option_flag
+from jupyter_detllm.core.shown import generations_html
 from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.engines.base import Progress, SamplingOptions
 from jupyter_detllm.errors import UsageError, nearest
@@ -59,7 +60,6 @@ from jupyter_detllm.kernel.session import Session, SessionSettings, run_probe
 from jupyter_detllm.kernel.stamping import Ledger, StampRecord, note_recorded
 from jupyter_detllm.kernel.status import stamps_text
 from jupyter_detllm.metering.measures import Thresholds
-from jupyter_detllm.render.cell import generations_html
 
 __all__ = [
     "VERBS",

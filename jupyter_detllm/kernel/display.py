@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from jupyter_detllm.core.notebook import KEY, RUN_KEY
-from jupyter_detllm.core.stamp import Stamp, attempts_text, generations_text, printable, shown_calls
+from jupyter_detllm.core.shown import bundle, stamp_bundle, stamp_line, text_bundles
+from jupyter_detllm.core.stamp import generations_text, printable
 from jupyter_detllm.engines.base import Progress
 from jupyter_detllm.kernel.cells import request_part
 from jupyter_detllm.kernel.stamping import StampRecord
-from jupyter_detllm.render.cell import generations_html, stamp_html
 
 __all__ = [
     "Display",
@@ -46,43 +46,14 @@ def show_text(shell: Any, text: str, markup: str = "") -> None:
     `markup` is the same as HTML, for front ends that prefer it; everything that comes
     from a model or a user is escaped in it.
     """
-    shell.display_pub.publish(data=_bundle(text, markup), metadata={})
+    shell.display_pub.publish(data=bundle(text, markup), metadata={})
 
 
 def show_bundle(
     shell: Any, text: str, markup: str, data: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> None:
     """Show text and markup as `show_text` does, together with other formats."""
-    bundle = {**_bundle(text, markup), **data}
-    shell.display_pub.publish(data=bundle, metadata=dict(metadata))
-
-
-def _bundle(text: str, markup: str) -> dict[str, str]:
-    data = {"text/plain": printable(text)}
-    return {**data, "text/html": markup} if markup else data
-
-
-def stamp_line(stamp: Stamp) -> str:
-    """Return the line for a stamp: identical for identical content."""
-    generations = stamp.generations
-    tokens = sum(len(g.token_ids) for g in generations)
-    reasons = [g.finish_reason for g in generations]
-    finish = ", ".join(f"{reasons.count(r)} {r}" for r in sorted(set(reasons)))
-    name = f"{stamp.name} | " if stamp.name else ""
-    return (
-        f"detllm {name}{stamp.level} | {stamp.model.name} | {_count(tokens, 'token')} ({finish})"
-        f" | {stamp.generation_digest.short}{attempts_text(stamp.calls)}{_from_cache(stamp)}"
-    )
-
-
-def _from_cache(stamp: Stamp) -> str:
-    if not stamp.cached:
-        return ""
-    return f" | from the cache: {stamp.cached} of {_count(len(stamp.requests), 'request')}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    shell.display_pub.publish(data={**bundle(text, markup), **data}, metadata=dict(metadata))
 
 
 def show_stamp(shell: Any, record: StampRecord) -> None:
@@ -99,19 +70,13 @@ def show_again(shell: Any, record: StampRecord) -> None:
 
 def displays_of(record: StampRecord) -> list[Display]:
     """Return what a `%%detgen` cell displayed for its generations: texts, then the stamp."""
-    found: list[Display] = []
-    for call in shown_calls(record.stamp.calls):
-        kept = record.prompts_kept
-        markup = generations_html(call.requests, call.generations, show_prompt=kept)
-        found.append((_bundle(generations_text(call.requests, call.generations), markup), {}))
-    return [*found, _stamp_display(record)]
+    texts = text_bundles(record.stamp, show_prompt=record.prompts_kept)
+    return [*((data, {}) for data in texts), _stamp_display(record)]
 
 
 def _stamp_display(record: StampRecord) -> Display:
-    line = stamp_line(record.stamp)
     metadata = {KEY: dict(record.stored), RUN_KEY: dict(record.run)}
-    data = _bundle(line, stamp_html(record.stamp, line, str(record.stored["digest"])))
-    return data, metadata
+    return stamp_bundle(record.stamp, str(record.stored["digest"])), metadata
 
 
 def is_watched(shell: Any) -> bool:
@@ -154,7 +119,7 @@ class Slot:
     def _publish(self, text: str, markup: str = "", *, update: bool) -> None:
         transient = {"display_id": self._display_id}
         self._shell.display_pub.publish(
-            data=_bundle(text, markup), metadata={}, transient=transient, update=update
+            data=bundle(text, markup), metadata={}, transient=transient, update=update
         )
 
     def line(self, text: str) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from jupyter_detllm.core.canonical import Json
 from jupyter_detllm.core.fields import Group, spec_of
 from jupyter_detllm.core.fingerprint import Fingerprint
+from jupyter_detllm.core.shown import preformatted
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.kernel.live import verdict_line
 from jupyter_detllm.kernel.status import engine_line
 from jupyter_detllm.probes.process import shown_text
-from jupyter_detllm.render.cell import preformatted
 from jupyter_detllm.render.chart import Chart
 from jupyter_detllm.render.metrics import kernel_line, plot_of, warnings
 from jupyter_detllm.render.visible import aligned, clip, visible

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jupyter_detllm.models.cache import CACHE_VARIABLE, cache_root
 from jupyter_detllm.models.demo import DEMO_NAME, demo_folder, fetch_demo
 from jupyter_detllm.models.digests import FileDigest, ModelDigests, model_digests
+from jupyter_detllm.models.identity import identity_of
 from jupyter_detllm.models.resolve import ResolvedModel, resolve_model
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "cache_root",
     "demo_folder",
     "fetch_demo",
+    "identity_of",
     "model_digests",
     "resolve_model",
 ]

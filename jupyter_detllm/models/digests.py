@@ -1,17 +1,22 @@
-"""Separate digests of a model's weights, tokenizer and chat template.
+"""Separate digests of a model's weights, tokenizer, chat template and generation config.
 
 Weights
     SHA-256 of the canonical list of ``[name, sha256]`` pairs, sorted by name, of the
-    weight files in the folder itself (vLLM reads no subfolder), of ``config.json``,
-    ``generation_config.json`` and of the model's Python modules. Of the weight files, only
-    the kind that vLLM would load counts: safetensors, else ``.bin`` and ``.pt``, else GGUF,
-    so that a second copy in another format does not make a different model.
+    weight files in the folder itself (vLLM reads no subfolder), of ``config.json`` and of
+    the model's Python modules. Of the weight files, only the kind that vLLM would load
+    counts: safetensors, else ``.bin`` and ``.pt``, else GGUF, so that a second copy in
+    another format does not make a different model.
 Tokenizer
     The same over the tokenizer's files. ``tokenizer_config.json`` counts without its
     ``chat_template``, in canonical form.
 Chat template
     Of the template's content, wherever it is stored: ``chat_template.jinja``, or the
     field of ``tokenizer_config.json``. A list of named templates is digested whole.
+Generation config
+    SHA-256 of ``generation_config.json``: another one is the same model with other defaults.
+Joint
+    What stamps of the first form call the digest of the weights: the same list with
+    ``generation_config.json`` among the files. Old stamps stay comparable by it.
 
 Digests of files are cached as long as size, times and inode stay the same. The key includes
 ctime, which users cannot set, so that a changed byte is noticed even if mtime was restored. A
@@ -133,7 +138,8 @@ _WEIGHT_KINDS = (("*.safetensors",), ("*.bin", "*.pt"), ("*.gguf",))
 _NOT_WEIGHTS = (
     "optimizer.*", "rng_state*", "scaler.*", "scheduler.*", "training_args.*",
 )  # fmt: skip
-_WITH_WEIGHTS = ("config.json", "generation_config.json", "*.index.json", "*.py")
+_WITH_WEIGHTS = ("config.json", "*.index.json", "*.py")
+_GENERATION_CONFIG = "generation_config.json"
 _TOKENIZER = (
     "added_tokens.json", "merges.txt", "*.model", "special_tokens_map.json", "*.tiktoken",
     "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt",
@@ -157,16 +163,20 @@ class ModelDigests:
 
     Attributes
     ----------
-    weights, tokenizer, chat_template
+    weights, tokenizer, chat_template, generation_config
         See the module's docstring.
+    joint
+        The same; None where it equals `weights`.
     files
-        Every file of weights and tokenizer, sorted by name.
+        Every file that was hashed, sorted by name.
     """
 
     weights: Digest
     tokenizer: Digest | None
     chat_template: Digest | None
     files: tuple[FileDigest, ...]
+    generation_config: Digest | None = None
+    joint: Digest | None = None
 
 
 def model_digests(
@@ -205,8 +215,11 @@ def model_digests(
         )
     weights = sorted({*weights, *_matching(names, _WITH_WEIGHTS)})
     tokenizer = _matching(names, (*_TOKENIZER, _CONFIG))
+    defaults = _matching(names, (_GENERATION_CONFIG,))
     found = cached_digests(
-        {name: folder / name for name in {*weights, *tokenizer}}, progress or no_progress, cached
+        {name: folder / name for name in {*weights, *tokenizer, *defaults}},
+        progress or no_progress,
+        cached,
     )
     config = _tokenizer_config(folder) if _CONFIG in tokenizer else None
     files = tuple(
@@ -219,6 +232,8 @@ def model_digests(
         tokenizer=_tokenizer_digest({name: hashes[name] for name in tokenizer}, config),
         chat_template=_template_digest(folder, config),
         files=files,
+        generation_config=Digest("sha256", hashes[_GENERATION_CONFIG]) if defaults else None,
+        joint=_listed({n: hashes[n] for n in (*weights, *defaults)}) if defaults else None,
     )
 
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jupyter_detllm.core.shown import preformatted
 from jupyter_detllm.metering.measures import (
     CacheEvent,
     CellMetrics,
@@ -21,7 +22,6 @@ from jupyter_detllm.metering.measures import (
     figure,
 )
 from jupyter_detllm.probes.hardware import MemoryUse
-from jupyter_detllm.render.cell import preformatted
 from jupyter_detllm.render.chart import Chart, Shape, curve, shape
 from jupyter_detllm.render.visible import aligned, clip, visible
 

@@ -50,7 +50,7 @@ from jupyter_detllm.verify.report import CellReport, Standing, judged
 
 __all__ = ["MAX_BODY", "MAX_CELLS", "PROTOCOL", "Judge", "UnknownCellsError"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_BODY = 64_000_000
 """Bytes of a request."""
 MAX_CELLS = 20_000
@@ -317,6 +317,7 @@ def _lines(report: CellReport) -> list[list[str]]:
     # The first repeats the verdict; what to do next are this page's own commands.
     found = [[line.label, line.text] for line in explain(report, "")[1:] if line.label != "next"]
     stamp = report.view.actual or report.view.reference
+    found += [["not covered", clip(visible(what), _LINE)] for what in report.view.uncovered]
     if stamp is not None:
         name = clip(visible(stamp.model.name), _MODEL)
         found.append(["stamp", f"{stamp.level}, {name}, {stamp.generation_digest.short}"])
@@ -332,13 +333,23 @@ def _late(view: NotebookView) -> list[str]:
 
 
 def _patch(before: JsonObject, after: JsonObject) -> dict[str, Any] | None:
-    """Return the `detllm` metadata that changed, null where there is none any more."""
+    """Return the `detllm` metadata that changed, null where there is none any more.
+
+    Outputs are named by cell number and index.
+    """
     if after is before:
         return None
-    pairs = enumerate(zip(before["cells"], after["cells"], strict=True), start=1)
+    pairs = list(enumerate(zip(before["cells"], after["cells"], strict=True), start=1))
     return {
         "cells": [
             [number, new["metadata"].get(KEY)] for number, (old, new) in pairs if old is not new
+        ],
+        "outputs": [
+            [number, index, new["outputs"][index]["metadata"].get(KEY)]
+            for number, (old, new) in pairs
+            if old is not new and old.get("outputs") is not new.get("outputs")
+            for index, output in enumerate(old["outputs"])
+            if output is not new["outputs"][index]
         ],
         "metadata": after["metadata"].get(KEY),
     }

@@ -311,9 +311,13 @@ def on_server(address: str, served: str = "") -> Chooser:
 
 def known_of(reported: ModelIdentity, recorded: ModelIdentity) -> ModelIdentity:
     """Return the identity that a server reports, with recorded values for missing parts."""
+    of_weights = recorded if reported.weights is None else reported
     return replace(
         reported,
-        weights=reported.weights or recorded.weights,
+        weights=of_weights.weights,
+        joint=of_weights.joint,
+        is_joint=of_weights.is_joint,
+        generation_config=of_weights.generation_config,
         tokenizer=reported.tokenizer or recorded.tokenizer,
         chat_template=reported.chat_template or recorded.chat_template,
         adapter=reported.adapter or recorded.adapter,

@@ -24,6 +24,7 @@ from jupyter_detllm.core.generation import (
 )
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import Call, ModelIdentity, Run
+from jupyter_detllm.core.verdict import model_differences
 from jupyter_detllm.engines.base import (
     VLLM,
     VLLM_SERVER,
@@ -233,7 +234,7 @@ def run_job(job: Job, report: Listener) -> None:
     if job.engine == VLLM:
         # Known before minutes are spent on loading it.
         found = model_identity(job.spec.model, job.spec.options.get("lora"))
-        if found.digests() != job.identity.digests():
+        if model_differences(job.identity, found):
             report(OtherModel(found))
             report(Finished())
             return
@@ -242,7 +243,7 @@ def run_job(job: Job, report: Listener) -> None:
         engine = running.engine
         model = engine.model()
         known = known_of(model, job.identity) if isinstance(engine, RemoteEngine) else model
-        if known.digests() != job.identity.digests():
+        if model_differences(job.identity, known):
             report(OtherModel(model))
         else:
             report(EngineStarted(running.run()))

@@ -24,6 +24,7 @@ from jupyter_detllm.core.notebook import (
     own_metadata,
     read_notebook,
 )
+from jupyter_detllm.core.promotion import store_once
 from jupyter_detllm.core.verdict import Policy
 from jupyter_detllm.errors import DetLLMError, NotebookError
 from jupyter_detllm.verify.kernels import (
@@ -113,7 +114,7 @@ def _save(file: NotebookFile, run: Execution, say: Say) -> tuple[str, ...]:
         say("not saved: the run did not finish")
         return ()
     try:
-        result = write_notebook(file, without_noise(file.data, run.notebook))
+        result = write_notebook(file, without_noise(file.data, store_once(run.notebook)))
     except NotebookError as error:
         return (f"not saved: {error}",)
     for warning in result.warnings:

@@ -78,7 +78,19 @@ def check_notebook(
     view = read_notebook(notebook)
     failed = failures or {}
     cells = tuple(_check(cell, policy, failed.get(cell.number)) for cell in view.judged)
-    return NotebookReport(path, cells, (*problems, *view.problems))
+    return NotebookReport(path, cells, (*problems, *view.problems), notes=_uncovered(view.cells))
+
+
+def _uncovered(cells: Iterable[CellView]) -> tuple[str, ...]:
+    """Return what cells show that is not compared with their stamps, one line each."""
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        for what in cell.uncovered:
+            found.setdefault(what, []).append(str(cell.number))
+    return tuple(
+        f"not covered: {what} of cell{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+        for what, numbers in found.items()
+    )
 
 
 def _check(cell: CellView, policy: Policy | None, failure: str | None) -> CellReport:

@@ -5,7 +5,7 @@ import { IJsonObject, equal, mapping, own } from './core/json';
 
 export const KEY = 'detllm';
 const RUN_KEY = 'detllm_run';
-const PLAIN = 'text/plain';
+const SHOWN = ['text/plain', 'text/html'];
 
 export type Part = 'source' | 'metadata' | 'outputs';
 
@@ -38,7 +38,7 @@ export class Snapshot {
 
   /** Take over what was written into the cell. */
   written(metadata: IJsonObject): void {
-    this.raw = { ...this.json(), metadata };
+    this.raw = { ...this.json(), metadata, outputs: READERS.outputs(this.cell) };
   }
 
   /** Whether the outputs are of another run than when this was last asked. */
@@ -105,9 +105,11 @@ function outputsOf(cell: ICodeCellModel): unknown[] {
   }
   if (out.some(output => KEY in mapping(output.metadata))) {
     out.forEach((output, index) => {
-      const text = own(mapping(cell.outputs.get(index).data), PLAIN);
-      if (text !== undefined) {
-        output.data = { [PLAIN]: text };
+      const data = mapping(cell.outputs.get(index).data);
+      // Of another format only that it is there: it is shown in place of the text.
+      const kept = Object.keys(data).map(kind => [kind, SHOWN.includes(kind) ? data[kind] : null]);
+      if (kept.length) {
+        output.data = Object.fromEntries(kept);
       }
     });
   }

@@ -217,8 +217,10 @@ export class NotebookStamper {
         }
       }, this);
       (cell as ICodeCellModel).outputs.changed.connect(() => {
-        this.touched.add(cell);
-        changed('outputs');
+        if (!this.writing) {
+          this.touched.add(cell);
+          changed('outputs');
+        }
       }, this);
     }
   }
@@ -370,6 +372,9 @@ export class NotebookStamper {
     }
     this.writing = true;
     try {
+      for (const [number, index, metadata] of patch.outputs) {
+        setOutputMetadata(judged.cells[number - 1] as ICodeCellModel, index, metadata);
+      }
       for (const [number, metadata] of patch.cells) {
         const cell = judged.cells[number - 1];
         setMetadata(cell, metadata);
@@ -438,6 +443,12 @@ interface IJudged {
 
 function failure(text: string): ICommandResult {
   return { ok: false, text, cells: [] };
+}
+
+function setOutputMetadata(cell: ICodeCellModel, index: number, value: IJsonObject): void {
+  const output = cell.outputs.get(index).toJSON();
+  const metadata = { ...mapping(output.metadata), [KEY]: value };
+  cell.outputs.set(index, { ...output, metadata } as typeof output);
 }
 
 interface IHasMetadata {

@@ -13,9 +13,9 @@ import pytest
 
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.notebook import KEY
+from jupyter_detllm.core.shown import generations_html, stamp_html
 from jupyter_detllm.core.stamp import generations_text, printable
 from jupyter_detllm.engines.base import SamplingOptions
-from jupyter_detllm.render.cell import generations_html, stamp_html
 from tests.builders import cell, notebook
 from tests.fakes import Run
 from tests.hostile import MARKUP

@@ -13,8 +13,8 @@ import pytest
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.notebook import KEY
 from jupyter_detllm.core.promotion import Update, promote
+from jupyter_detllm.core.shown import generations_html
 from jupyter_detllm.core.stamp import Stamp
-from jupyter_detllm.render.cell import generations_html
 from tests.builders import MODEL, cell, generation, make_stamp, notebook, stamped_cell, with_actual
 from tests.hostile import HOSTILE
 from tests.ui.lab import Front

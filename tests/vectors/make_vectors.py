@@ -49,7 +49,7 @@ from tests.builders import (  # noqa: E402
 )
 from tests.fakes import Run  # noqa: E402
 
-__all__ = ["VECTORS", "main", "rendered"]
+__all__ = ["KEPT", "VECTORS", "main", "rendered"]
 
 Vectors = dict[str, Any]
 FOLDER = Path(__file__).parent
@@ -215,6 +215,7 @@ def stamps() -> Vectors:
                 "reference": reference_json(stored),
                 "without_prompts": stamp.to_json(store_prompt=False),
                 "digest": str(content_digest(stored)),
+                "as_first": stamp.as_first().to_json()["digest"],
                 "fingerprint_digest": str(Fingerprint.from_json(stored["fingerprint"]).digest),
                 "generation_digest": str(stamp.generation_digest),
                 "call_digests": [str(generation_digest(call.generations)) for call in stamp.calls],
@@ -323,11 +324,14 @@ VECTORS = {
     "canonical": canonical,
     "encoding": encoding,
     "evidence": evidence,
-    "promotion": promotion,
+    "promotion-2": promotion,
     "seeds": seeds,
     "sources": sources,
-    "stamps": stamps,
+    "stamps-2": stamps,
 }
+
+KEPT = ("promotion", "stamps")
+"""Vectors of a form that is read and no longer written: these files never change."""
 
 
 def rendered(name: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyter_detllm.core.canonical import Digest, canonical_bytes, digest_of
-from jupyter_detllm.core.fingerprint import FieldValue
+from jupyter_detllm.core.fingerprint import GENERATION_CONFIG, FieldValue
 from jupyter_detllm.core.generation import (
     Generation,
     GenerationRequest,
@@ -190,6 +190,8 @@ class FakeEngine:
 
         ``weights``, ``tokenizer``, ``chat_template``
             Any text; a different text is a different model (digest and results).
+        ``generation_config``
+            The JSON of the model's sampling defaults.
         ``dtype``, ``attention_backend``, ``max_num_seqs``, ... (`ENGINE_DEFAULTS`)
             As vLLM spells them; a different value shows in `fields` and drifts.
         ``drift_field``
@@ -309,7 +311,7 @@ class FakeEngine:
                 expected=f"fewer than max_model_len, {limit}",
                 fix=f"%detllm use fake --max-model-len {2 * len(ids)}",
             )
-        return ResolvedPrompt(prompt, ids, resolve_sampling(options))
+        return ResolvedPrompt(prompt, ids, resolve_sampling(options, self._options.defaults()))
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         if prompt.kind is PromptKind.CHAT:
@@ -432,6 +434,8 @@ class FakeEngine:
         out["engine.invariance"] = self.method if self.method != "off" else None
         out |= reach_field(self)
         out["engine.sampler"] = FAKE
+        defaults = self._options.defaults()
+        out[GENERATION_CONFIG] = canonical_bytes(defaults).decode() if defaults else None
         drifted = self._options.drifted_field()
         if drifted is not None:
             out[drifted[0]] = drifted[1]
@@ -446,7 +450,15 @@ class FakeEngine:
             digest_of(["fake tokenizer", options.tokenizer]),
             digest_of(["fake chat template", options.chat_template]),
             options.adapter,
+            digest_of(options.generation_config) if options.generation_config else None,
+            self._joint_digest(),
         )
+
+    def _joint_digest(self) -> Digest | None:
+        options = self._options
+        if not options.generation_config:
+            return None
+        return digest_of(["fake weights", options.weights, options.generation_config])
 
     def shutdown(self) -> ShutdownReport:
         """Stop; a second call does nothing."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import json
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 from jupyter_detllm.core.canonical import Digest
 from jupyter_detllm.core.fields import FIELDS, Role, spec_of
@@ -169,6 +171,7 @@ class FakeOptions:
     weights: str = ""
     tokenizer: str = ""
     chat_template: str = ""
+    generation_config: str = ""
     lora: str = ""
     drift_field: str = ""
     drift_salt: str = ""
@@ -238,6 +241,24 @@ class FakeOptions:
                 fix=f"{name.split('.')[1]}=OTHER",
             )
         return name, value or "drifted"
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the model's sampling defaults by name.
+
+        Raises
+        ------
+        UsageError
+            For a generation config that is not a JSON object.
+        """
+        try:
+            found = json.loads(self.generation_config or "{}")
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise UsageError(
+                f"generation_config is {self.generation_config!r:.60}", expected="a JSON object"
+            )
+        return found
 
     @property
     def adapter(self) -> Digest | None:
@@ -311,15 +332,18 @@ _SAMPLING_RANGES: dict[str, tuple[float, float, str]] = {
 }
 
 
-def resolve_sampling(options: SamplingOptions) -> Sampling:
-    """Return the parameters with defaults filled in, in one spelling.
+def resolve_sampling(
+    options: SamplingOptions, model_defaults: Mapping[str, Any] | None = None
+) -> Sampling:
+    """Return the parameters with the model's defaults and `Sampling`'s, in one spelling.
 
     Raises
     ------
     RequestError
         For a value out of range.
     """
-    asked = {name: value for name, value in asdict(options).items() if value is not None}
+    asked = {k: v for k, v in (model_defaults or {}).items() if k in Sampling.__slots__}
+    asked |= {name: value for name, value in asdict(options).items() if value is not None}
     for name, (low, high, expected) in _SAMPLING_RANGES.items():
         if name in asked and not low <= asked[name] <= high:
             raise RequestError(f"{name} is {asked[name]}", expected=expected)

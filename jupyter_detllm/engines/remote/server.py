@@ -198,7 +198,7 @@ _CONFIGURED = (
 )
 """Fields that have the same form in a server's JSON as in a live engine."""
 
-_PARTS = ("weights", "tokenizer", "chat_template")
+_PARTS = ("weights", "tokenizer", "chat_template", "generation_config", "joint")
 _MOST_IDS = 64
 
 
@@ -263,7 +263,10 @@ def read_record(data: object) -> ServerFacts | None:
     method, vocabulary = data.get("method"), data.get("vocabulary")
     named = isinstance(method, str) and re.fullmatch(r"[a-z0-9-]{1,40}", method)
     return ServerFacts(
-        ModelIdentity(display_name(model["name"]), *(_digest(model.get(p)) for p in _PARTS)),
+        replace(
+            ModelIdentity(display_name(model["name"])),
+            **{part: _digest(model.get(part)) for part in _PARTS},
+        ),
         vocabulary=vocabulary if type(vocabulary) is int and 0 < vocabulary < 1 << 31 else None,
         method=str(method) if named else OFF,
         fields=_reported(data.get("fields")),

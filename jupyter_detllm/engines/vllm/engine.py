@@ -81,7 +81,7 @@ from jupyter_detllm.engines.vllm.steps import (
 )
 from jupyter_detllm.errors import DetLLMError, EngineError, RequestError
 from jupyter_detllm.invariance.base import KernelCheck
-from jupyter_detllm.models import model_digests, resolve_model
+from jupyter_detllm.models import identity_of, resolve_model
 from jupyter_detllm.probes.engine import engine_fields, generation_defaults, model_fields
 
 __all__ = ["Detokenizer", "VLLMOfflineEngine", "VLLMRun", "prompt_tokens", "scores_of"]
@@ -571,10 +571,8 @@ class VLLMOfflineEngine:
 
     def model(self) -> ModelIdentity:
         """Return name and digests of the model; the digests are cached."""
-        found = model_digests(self._resolved.path_or_id, revision=self._resolved.revision)
-        parts = (found.weights, found.tokenizer, found.chat_template)
         adapter = self._adapter.digest if self._adapter else None
-        return ModelIdentity(self._resolved.display, *parts, adapter)
+        return identity_of(self._resolved, adapter)
 
     @property
     def method(self) -> str:

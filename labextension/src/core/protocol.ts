@@ -1,7 +1,7 @@
 /** What is asked of the server and what it answers; `jupyter_detllm/server/judge.py`. */
 import { IJsonObject } from './json';
 
-export const PROTOCOL = 1;
+export const PROTOCOL = 2;
 
 export type Update = 'new' | 'all';
 
@@ -56,6 +56,8 @@ export interface IChange {
 /** The `detllm` metadata to be written: of cells by number, and of the notebook. */
 export interface IPatch {
   readonly cells: readonly (readonly [number: number, metadata: IJsonObject | null])[];
+  /** Of outputs, by cell number and index: what equals a reference is kept once. */
+  readonly outputs: readonly (readonly [number: number, index: number, metadata: IJsonObject])[];
   readonly metadata: IJsonObject | null;
 }
 

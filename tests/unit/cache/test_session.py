@@ -24,6 +24,7 @@ from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.fingerprint import Fingerprint
 from jupyter_detllm.core.generation import Generation, Prompt
 from jupyter_detllm.core.levels import Level
+from jupyter_detllm.core.shown import stamp_html
 from jupyter_detllm.core.stamp import read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import SamplingOptions
@@ -35,7 +36,6 @@ from jupyter_detllm.kernel.prompts import CacheUse, GenerateCall
 from jupyter_detllm.kernel.session import Session, SessionSettings
 from jupyter_detllm.kernel.stamping import Recorder, StampRecord
 from jupyter_detllm.models.cache import CACHE_VARIABLE
-from jupyter_detllm.render.cell import stamp_html
 from tests.builders import with_fields
 from tests.fakes import forget_seed
 from tests.waiting import HANGS

@@ -13,6 +13,7 @@ import pytest
 from jupyter_detllm.core.canonical import digest_of
 from jupyter_detllm.core.notebook import check_cell, read_notebook
 from jupyter_detllm.core.promotion import Update, promote
+from jupyter_detllm.core.shown import compare_shown, stamp_bundle, stamp_html
 from jupyter_detllm.core.stamp import (
     MAX_TRIES,
     Attempt,
@@ -24,13 +25,11 @@ from jupyter_detllm.core.stamp import (
     next_requests,
     read_stamp,
     shown_calls,
-    still_shown,
 )
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from jupyter_detllm.engines.base import EngineSpec, SamplingOptions
 from jupyter_detllm.engines.fake.engine import FakeEngine
 from jupyter_detllm.errors import StampError
-from jupyter_detllm.render.cell import stamp_html
 from jupyter_detllm.verify.replay import replay_paths
 from tests.builders import make_stamp, notebook, stamped_cell, tried, with_actual
 from tests.fakes import Run
@@ -97,9 +96,15 @@ def test_a_cell_shows_the_text_of_each_last_try() -> None:
     assert [g.prompt_index for g in shown.generations] == [0, 1, 2]
     assert len(shown.requests) == 3
     text = generations_text(shown.requests, shown.generations)
-    assert still_shown(stamp, [text])
     old = generations_text(stamp.calls[0].requests, stamp.calls[0].generations)
-    assert not still_shown(stamp, [old])
+    assert not problem_of(stamp, text)
+    assert "the text that the output shows" in problem_of(stamp, old)
+
+
+def problem_of(stamp: Stamp, text: str) -> str:
+    digest = str(stamp.digest)
+    own = stamp_bundle(stamp, digest)
+    return compare_shown(stamp, digest, own, [{"text/plain": text}], texts=True).problem
 
 
 def test_calls_without_tries_are_shown_as_they_are() -> None:

@@ -217,7 +217,6 @@ def shown(text: str, *others: str) -> dict[str, Any]:
     stamp = make_stamp(SOURCE, ["An old pond.", "A frog\x1b jumps."], name="haiku")
     book = copy.deepcopy(with_actual(promoted(stamped_cell(SOURCE, stamp)), 1, stamp))
     outputs = book["cells"][0]["outputs"]
-    outputs[0]["data"]["text/plain"] = "detllm haiku | ..."
     for extra in (*others, text):
         output = {"output_type": "display_data", "metadata": {}, "data": {"text/plain": extra}}
         outputs.insert(len(outputs) - 1, output)
@@ -230,8 +229,10 @@ STAMPED = "[prompt 1/2]\nAn old pond.\n\n[prompt 2/2]\nA frog\\x1b jumps."
 def test_an_edited_text_under_a_whole_stamp_is_no_match() -> None:
     assert verdict_of(shown(STAMPED)) is Verdict.MATCH
     assert verdict_of(shown(STAMPED, "engine ready: fake")) is Verdict.MATCH
-    assert verdict_of(shown(STAMPED.replace("\n", "\r\n") + "\n")) is Verdict.MATCH
-    for edited in ("LONDON", STAMPED.replace("pond", "bond"), STAMPED[:-1]):
+    for edited in (
+        *("LONDON", STAMPED.replace("pond", "bond"), STAMPED[:-1]),
+        *(f"No. {STAMPED}", f"{STAMPED}\n", STAMPED.replace("\n", "\r\n")),
+    ):
         outcome = check_cell(only(shown(edited)))
         assert outcome.verdict is Verdict.ERROR
         assert "the text that the output shows" in outcome.reasons[0]

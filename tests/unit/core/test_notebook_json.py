@@ -273,7 +273,7 @@ def test_a_stamp_beyond_the_limit_is_not_read(
     )
     (found,) = check_paths([tmp_path / "nb.ipynb"]).notebooks[0].cells
     assert found.verdict == "error"
-    assert "the output's stamp is larger than" in found.outcome.reasons[0]
+    assert "the cell's reference is larger than" in found.outcome.reasons[0]
     assert (tmp_path / "nb.ipynb").read_bytes() == raw
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_detllm.core.notebook import KEY, RUN_KEY, check_cell, read_notebook
-from jupyter_detllm.core.promotion import Change, ChangeKind, Update, promote, strip
-from jupyter_detllm.core.stamp import Stamp, content_digest
+from jupyter_detllm.core.notebook import KEY, RUN_KEY, check_cell, output_stamp, read_notebook
+from jupyter_detllm.core.promotion import Change, ChangeKind, Update, promote, store_once, strip
+from jupyter_detllm.core.stamp import Stamp, content_digest, pointer_json
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.errors import NotebookError
 from tests.builders import cell, make_stamp, notebook, promoted, stamped_cell, with_actual
@@ -86,7 +86,12 @@ def test_an_equal_rerun_is_unchanged_and_keeps_its_recorded_run() -> None:
     fresh = rerun(book, stamp)
     for update in Update:
         after, changes = promote(fresh, update)
-        assert after is fresh
+        # What equals the reference is stored once, in the cell.
+        stored = output_stamp(after["cells"][0])[0]
+        assert stored == pointer_json(meta_of(fresh)["reference"])
+        assert meta_of(after) == meta_of(fresh)
+        assert promote(after, update)[0] is after
+        assert verdicts(after) == [Verdict.MATCH]
         assert kinds(changes) == [ChangeKind.UNCHANGED]
     assert verdicts(fresh) == [Verdict.MATCH]
 
@@ -193,8 +198,10 @@ def with_reference(book: Book, edit: Callable[[Any], None]) -> Book:
 
 
 def test_a_broken_reference_is_replaced_only_if_all_is_asked() -> None:
-    book = promoted(stamped_cell(SOURCE))
-    broken = with_reference(book, lambda meta: meta["reference"].update(level="best"))
+    stamped = stamped_cell(SOURCE)
+    book = promoted(stamped)
+    whole = {**book, "cells": [{**book["cells"][0], "outputs": stamped["outputs"]}]}
+    broken = with_reference(whole, lambda meta: meta["reference"].update(level="best"))
     refused, changes = promote(broken, Update.NEW)
     assert kinds(changes) == [ChangeKind.REFUSED]
     assert refused is broken
@@ -204,10 +211,48 @@ def test_a_broken_reference_is_replaced_only_if_all_is_asked() -> None:
     assert "previous" not in meta_of(fixed)
 
 
+def test_an_output_that_points_at_a_reference_needs_that_very_one() -> None:
+    book = promoted(stamped_cell(SOURCE))
+    other = stamp_of("other").to_json()
+    cases: dict[str, Callable[[Any], Any]] = {
+        "is another one": lambda meta: meta.update(reference=other),
+        "is gone": lambda meta: meta.pop("reference"),
+        "disagrees with its own digest": lambda meta: meta["reference"].update(level="seeded"),
+    }
+    for why, damage in cases.items():
+        broken = with_reference(book, damage)
+        (found,) = read_notebook(broken).cells
+        assert verdicts(broken) == [Verdict.ERROR]
+        assert [why in problem for problem in found.problems] == [True]
+        for update in Update:
+            assert kinds(promote(broken, update)[1]) == [ChangeKind.REFUSED]
+
+
+def test_a_cleared_output_loses_nothing() -> None:
+    book = promoted(stamped_cell(SOURCE))
+    cleared = {**book, "cells": [{**book["cells"][0], "outputs": []}]}
+    (found,) = read_notebook(cleared).cells
+    assert found.reference is not None
+    assert found.reference == read_notebook(book).cells[0].reference
+    assert promote(cleared, Update.NEW)[0] is cleared
+
+
+def test_a_rerun_is_stored_once_where_the_notebook_holds_its_fingerprint() -> None:
+    book = promoted(stamped_cell(SOURCE))
+    stamp = read_notebook(book).cells[0].actual
+    assert stamp is not None
+    fresh = rerun(book, stamp)
+    assert store_once(fresh) == promote(fresh, Update.NEW)[0]
+    drifted = rerun(book, stamp_of("new"))
+    assert store_once(drifted) is drifted
+    without = {**fresh, "metadata": {}}
+    assert store_once(without) is without
+
+
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda meta: meta["reference"].update(schema="detllm.stamp/2"),
+        lambda meta: meta["reference"].update(schema="detllm.stamp/3"),
         lambda meta: meta.update(reference="x"),
         lambda meta: meta.update(schema="detllm.cell/2"),
     ],
@@ -225,7 +270,7 @@ def test_what_another_version_wrote_is_never_replaced(edit: Callable[[Any], None
 
 def test_shared_metadata_survives_if_no_reference_can_be_read() -> None:
     def later(meta: Any) -> None:
-        meta["reference"]["schema"] = "detllm.stamp/2"
+        meta["reference"]["schema"] = "detllm.stamp/3"
 
     book = with_reference(promoted(stamped_cell(SOURCE)), later)
     assert promote(book, Update.ALL)[0] is book
@@ -251,13 +296,15 @@ def test_unknown_keys_of_shared_metadata_survive() -> None:
 
 
 def test_a_damaged_shared_fingerprint_is_mended_from_an_output() -> None:
-    book = promoted(stamped_cell(SOURCE))
+    stamped = stamped_cell(SOURCE)
+    book = promoted(stamped)
+    whole = {**book, "cells": [{**book["cells"][0], "outputs": stamped["outputs"]}]}
     for damage in ({"schema": "x"}, None, 3):
-        broken = copy.deepcopy(book)
+        broken = copy.deepcopy(whole)
         (digest,) = broken["metadata"][KEY]["fingerprints"]
         broken["metadata"][KEY]["fingerprints"][digest] = damage
         assert promote(broken, Update.NEW)[0] == book
-    lost = copy.deepcopy(book)
+    lost = copy.deepcopy(whole)
     lost["metadata"][KEY]["fingerprints"] = "gone"
     assert promote(lost, Update.NEW)[0] == book
     del lost["metadata"]
@@ -280,7 +327,10 @@ def test_outputs_after_the_stamp_and_other_metadata_are_kept() -> None:
     after, _ = promote(book, Update.NEW)
     assert after["cells"][0]["metadata"]["tags"] == ["mine"]
     assert meta_of(after)["recorded_run"] == "run-1"
-    assert after["cells"][0]["outputs"] == book["cells"][0]["outputs"]
+    outputs = after["cells"][0]["outputs"]
+    assert outputs[1:] == book["cells"][0]["outputs"][1:]
+    assert outputs[0]["data"] == book["cells"][0]["outputs"][0]["data"]
+    assert outputs[0]["metadata"][RUN_KEY] == {"run_id": "run-1"}
 
 
 def test_strip_removes_everything_of_ours_and_nothing_else() -> None:

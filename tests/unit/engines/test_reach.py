@@ -18,6 +18,7 @@ from jupyter_detllm.core.generation import build_requests as requests_of
 from jupyter_detllm.core.levels import Level, Reach
 from jupyter_detllm.core.notebook import read_notebook
 from jupyter_detllm.core.promotion import Update, promote
+from jupyter_detllm.core.shown import stamp_html
 from jupyter_detllm.core.stamp import Stamp, content_digest, goes_beyond, read_stamp
 from jupyter_detllm.core.verdict import Policy, Verdict, decide, facts_of
 from jupyter_detllm.engines import start
@@ -27,7 +28,6 @@ from jupyter_detllm.kernel.prompts import GenerateCall
 from jupyter_detllm.kernel.session import Session, SessionSettings
 from jupyter_detllm.models.cache import CACHE_VARIABLE
 from jupyter_detllm.render import FORMATS, render_report
-from jupyter_detllm.render.cell import stamp_html
 from jupyter_detllm.render.explain import MAX_LINES, explain
 from jupyter_detllm.render.json import report_json
 from jupyter_detllm.verify.compare import compare_paths

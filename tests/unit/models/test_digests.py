@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyter_detllm.core.canonical import digest_of
+from jupyter_detllm.core.canonical import Digest, digest_of
 from jupyter_detllm.errors import ModelError
 from jupyter_detllm.models import digests, model_digests
 from jupyter_detllm.models.cache import sha256_file
@@ -34,7 +34,8 @@ def model(tmp_path: Path) -> Path:
 
 def parts(folder: Path) -> dict[str, object]:
     found = model_digests(folder)
-    return {name: getattr(found, name) for name in ("weights", "tokenizer", "chat_template")}
+    names = ("weights", "tokenizer", "chat_template", "generation_config")
+    return {name: getattr(found, name) for name in names}
 
 
 def changed(folder: Path, before: dict[str, object]) -> set[str]:
@@ -45,7 +46,18 @@ def changed(folder: Path, before: dict[str, object]) -> set[str]:
 def test_the_weights_digest_is_the_documented_one(model: Path) -> None:
     names = ["config.json", "generation_config.json", "model.safetensors"]
     listing = [[n, hashlib.sha256((model / n).read_bytes()).hexdigest()] for n in names]
-    assert model_digests(model).weights == digest_of(listing)
+    found = model_digests(model)
+    assert found.weights == digest_of([listing[0], listing[2]])
+    assert (found.generation_config, found.joint) == (
+        Digest("sha256", listing[1][1]),
+        digest_of(listing),  # what stamps of the first form call the digest of the weights
+    )
+
+
+def test_without_a_generation_config_there_is_one_digest_of_the_weights(model: Path) -> None:
+    (model / "generation_config.json").unlink()
+    found = model_digests(model)
+    assert (found.generation_config, found.joint) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +65,7 @@ def test_the_weights_digest_is_the_documented_one(model: Path) -> None:
     [
         ("model.safetensors", "other", "weights"),
         ("config.json", '{"a": 2}', "weights"),
-        ("generation_config.json", '{"temperature": 0.5}', "weights"),
+        ("generation_config.json", '{"temperature": 0.5}', "generation_config"),
         ("modeling_custom.py", "x = 1", "weights"),
         ("tokenizer.json", '{"vocab": [1]}', "tokenizer"),
         ("special_tokens_map.json", "{}", "tokenizer"),

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_detllm.core.generation import Generation, Prompt
+from jupyter_detllm.core.shown import folded, generations_html, preformatted, stamp_html
 from jupyter_detllm.core.stamp import Stamp, printable
 from jupyter_detllm.engines.base import SamplingOptions
-from jupyter_detllm.render.cell import folded, generations_html, preformatted, stamp_html
 from tests.fakes import Run
 from tests.hostile import HOSTILE
 

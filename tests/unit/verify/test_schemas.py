@@ -16,12 +16,12 @@ from jupyter_detllm.core.generation import Prompt, PromptKind, Sampling
 from jupyter_detllm.core.notebook import KEY
 from jupyter_detllm.core.packages import keep_package_list
 from jupyter_detllm.core.promotion import Update, promote
-from jupyter_detllm.core.stamp import MAX_CALLS
+from jupyter_detllm.core.stamp import MAX_CALLS, USUAL_PARAMETERS
 from jupyter_detllm.engines.base import SamplingOptions
 from tests.builders import notebook
 from tests.fakes import MACHINE, Run
 
-NAMES = ("stamp", "cell", "notebook", "notebook-1", "fingerprint")
+NAMES = ("stamp", "stamp-1", "cell", "notebook", "notebook-1", "fingerprint")
 CHAT = Prompt.chat("Hello", "Be brief.")
 RUNS = {
     "greedy": Run(),
@@ -42,7 +42,7 @@ def schema(name: str) -> dict[str, Any]:
     return found
 
 
-LATEST = {"notebook": 2}
+LATEST = {"notebook": 2, "stamp": 2}
 
 
 def versioned(name: str) -> str:
@@ -87,6 +87,7 @@ def test_everything_stored_is_valid(run: Run) -> None:
     stamp = run.stamp()
     validate("stamp", stamp.to_json())
     validate("stamp", stamp.to_json(store_prompt=False))
+    validate("stamp-1", stamp.as_first().to_json())
     assert stamp.fingerprint is not None
     validate("fingerprint", stamp.fingerprint.to_json())
     book = promoted(run)
@@ -116,7 +117,11 @@ Schema = dict[str, Any]
 
 def resolved(node: Schema, root: Schema) -> tuple[Schema, Schema]:
     """Return the schema behind references, and the file it is in."""
-    while "$ref" in node or "allOf" in node:
+    while "$ref" in node or "allOf" in node or "anyOf" in node:
+        inner = node.get("allOf", node.get("anyOf"))
+        if "$ref" not in node and "$ref" not in (inner[0] if "allOf" in node else {}):
+            node = inner[0] if "allOf" in node else inner[-1]  # the latest form
+            continue
         target = node["$ref"] if "$ref" in node else node["allOf"][0]["$ref"]
         if not target.startswith("#"):
             root = by_uri(target)
@@ -153,7 +158,12 @@ def test_every_stored_key_is_described(run: Run) -> None:
 
 def test_parameters_and_limits_are_those_of_the_code() -> None:
     params = schema("stamp")["definitions"]["params"]
-    assert list(params["properties"]) == list(Sampling.__slots__) == params["required"]
+    assert list(params["properties"]) == list(Sampling.__slots__)
+    usual = {
+        key: value["default"] for key, value in params["properties"].items() if "default" in value
+    }
+    assert usual == USUAL_PARAMETERS
+    assert {*usual, *params["required"]} == {*Sampling.__slots__}
     assert schema("stamp")["properties"]["calls"]["maxItems"] == MAX_CALLS
     assert schema("fingerprint")["definitions"]["fields"]["maxProperties"] == MAX_FIELDS
 
@@ -161,7 +171,7 @@ def test_parameters_and_limits_are_those_of_the_code() -> None:
 @pytest.mark.parametrize(
     ("path", "wrong"),
     [
-        (("schema",), "detllm.stamp/2"),
+        (("schema",), "detllm.stamp/1"),
         (("level",), "best"),
         (("source",), "sha256:x"),
         (("root_seed",), 7),
@@ -169,8 +179,8 @@ def test_parameters_and_limits_are_those_of_the_code() -> None:
         (("calls", 0, "requests", 0, "params", "temperature"), 0.7),
         (("calls", 0, "requests", 0, "params", "top_p"), "one"),
         (("calls", 0, "requests", 0, "kind"), "image"),
-        (("calls", 0, "generations", 0, "token_ids"), [0.5]),
-        (("calls", 0, "generations", 0, "offsets"), [-1]),
+        (("calls", 0, "generations", 0, "token_ids"), [1]),
+        (("calls", 0, "generations", 0, "offsets"), "5:AAAA"),
         (("calls", 0, "generations", 0, "evidence", "chosen"), "!"),
         (("fingerprint", "numerics"), {"torch.threads": 0.5}),
         (("model", "weights"), "none"),
