@@ -33,6 +33,8 @@ def patched(book: Book, patch: Book | None) -> Book:
     out = copy.deepcopy(book)
     if patch is None:
         return out
+    for number, index, meta in patch["outputs"]:
+        out["cells"][number - 1]["outputs"][index]["metadata"][KEY] = meta
     changed = [(out["cells"][number - 1], meta) for number, meta in patch["cells"]]
     for holder, meta in [*changed, (out, patch["metadata"])]:
         if meta is None:

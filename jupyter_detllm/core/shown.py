@@ -280,7 +280,7 @@ def compare_shown(
     first = stamp.form is Form.FIRST
     if not first and stamp.renderer != RENDERER:
         return Shown(f"the output was rendered by another version ({stamp.renderer}): {_UPDATE}")
-    if not first and not _is_shown(own, stamp_bundle(stamp, digest)):
+    if not first and own and not _is_shown(own, stamp_bundle(stamp, digest)):
         return Shown(f"the stamp line that the output shows is not its stamp's: {_AGAIN}")
     shown = [data for data in rest if not _is_empty(data)]
     wanted = list(text_bundles(stamp)) if texts and shown else []
@@ -308,9 +308,9 @@ def _is_empty(data: Mapping[str, Any]) -> bool:
 
 def _is_shown(data: Mapping[str, Any], wanted: Bundle) -> bool:
     """Whether an output shows this and nothing else; HTML may have been removed."""
-    if not data.keys() <= wanted.keys():
+    if _PLAIN not in data or not data.keys() <= wanted.keys():
         return False
-    return all(data[key] == wanted[key] for key in data) and (_PLAIN in data or not data)
+    return all(data[key] == wanted[key] for key in data)
 
 
 def _is_text(data: Mapping[str, Any], wanted: Bundle) -> bool:

@@ -194,7 +194,7 @@ def test_no_file_can_be_named(server: Running, path: str) -> None:
     assert "unknown key 'path'" in found["message"]
     assert server.ask(body(), path=f"{PATH}/{path}")[0] in (403, 404)
     # A path where content belongs is a digest that nobody was given.
-    named = json.dumps({"protocol": 1, "cells": [path]}).encode()
+    named = json.dumps({"protocol": 2, "cells": [path]}).encode()
     assert server.ask(named)[0] == 409
 
 
@@ -215,7 +215,7 @@ def test_what_is_too_large_is_refused_and_the_server_goes_on(server: Running) ->
 
 
 def test_cells_that_are_not_kept_are_asked_for(server: Running) -> None:
-    status, found = server.ask(json.dumps({"protocol": 1, "cells": ["0" * 64]}).encode())
+    status, found = server.ask(json.dumps({"protocol": 2, "cells": ["0" * 64]}).encode())
     assert status == 409
     assert "send them again" in found["message"]
 

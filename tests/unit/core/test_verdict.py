@@ -17,7 +17,9 @@ from jupyter_detllm.core.generation import Generation, TokenEvidence
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.stamp import Stamp
 from jupyter_detllm.core.verdict import RULES, Facts, Verdict, decide, facts_of
+from jupyter_detllm.engines.base import SamplingOptions
 from tests.builders import FIELDS, MODEL, generation, make_stamp
+from tests.fakes import Run
 
 SOURCE = "%%detgen\nx"
 FIELD = FieldDiff("software.vllm", Role.NUMERICS, "1", "2", "Why.", "How.", 95)
@@ -334,3 +336,32 @@ def test_at_the_level_invariant_another_composition_with_equal_bits_matches() ->
     together = make_stamp("x", texts, level=Level.INVARIANT)
     apart = make_stamp("x", texts, level=Level.INVARIANT, one_call_each=True)
     assert decide(facts_of(together, apart)).verdict is Verdict.MATCH
+
+
+def with_config(text: str, **options: str) -> Stamp:
+    """Return a stamp of a model with this generation config."""
+    sampling = SamplingOptions(temperature=0.8, max_tokens=8)
+    return Run(sampling=sampling, options={"generation_config": text, **options}).stamp()
+
+
+def test_another_generation_config_is_a_cause_and_not_another_model() -> None:
+    old = with_config('{"temperature": 0.6, "top_k": 20}')
+    new = with_config('{"temperature": 0.9, "top_k": 20}', drift_salt="x")
+    outcome = decide(facts_of(old, new))
+    assert outcome.verdict is Verdict.DRIFT
+    assert outcome.reasons == ("model.generation_config: temperature 0.6 -> temperature 0.9",)
+
+
+def test_a_request_that_follows_the_generation_config_says_so() -> None:
+    old, new = (Run(options={"generation_config": f'{{"temperature": {t}}}'}) for t in (0.6, 0.9))
+    outcome = decide(facts_of(old.stamp(), new.stamp()))
+    assert outcome.verdict is Verdict.STALE
+    assert outcome.reasons[-1] == "model.generation_config: temperature 0.6 -> temperature 0.9"
+
+
+def test_stamps_of_the_first_form_compare_by_their_joint_digest() -> None:
+    old, new = with_config('{"top_k": 20}'), with_config('{"top_k": 30}')
+    assert decide(facts_of(old.as_first(), old)).verdict is Verdict.MATCH
+    outcome = decide(facts_of(old.as_first(), new))
+    assert outcome.verdict is Verdict.NOT_COMPARABLE
+    assert "weights digest" in outcome.reasons[0]

@@ -169,21 +169,21 @@ def test_a_digest_is_that_of_the_content_and_not_what_a_page_claims() -> None:
 
 
 HEADS: list[tuple[Any, str]] = [
-    ([], "does not speak protocol 1"),
-    ({}, "does not speak protocol 1"),
-    ({"protocol": 2, "cells": []}, "reload the page"),
-    ({"protocol": 1, "cells": [], "path": "../../etc/passwd"}, "unknown key 'path'"),
-    ({"protocol": 1}, "'cells' is malformed"),
-    ({"protocol": 1, "cells": {}}, "'cells' is malformed"),
-    ({"protocol": 1, "cells": [0]}, "'cells' is malformed"),
-    ({"protocol": 1, "cells": [-1]}, "'cells' is malformed"),
-    ({"protocol": 1, "cells": [True]}, "'cells' is malformed"),
-    ({"protocol": 1, "cells": ["x"] * (MAX_CELLS + 1)}, "'cells' is malformed"),
-    ({"protocol": 1, "cells": [], "update": "some"}, "'update' is malformed"),
-    ({"protocol": 1, "cells": [], "update": ["new"]}, "'update' is malformed"),
-    ({"protocol": 1, "cells": [], "chosen": "1"}, "'chosen' is malformed"),
-    ({"protocol": 1, "cells": [], "ran": ["1"]}, "'ran' is malformed"),
-    ({"protocol": 1, "cells": [], "ran": None}, "'ran' is malformed"),
+    ([], "does not speak protocol 2"),
+    ({}, "does not speak protocol 2"),
+    ({"protocol": 1, "cells": []}, "reload the page"),
+    ({"protocol": 2, "cells": [], "path": "../../etc/passwd"}, "unknown key 'path'"),
+    ({"protocol": 2}, "'cells' is malformed"),
+    ({"protocol": 2, "cells": {}}, "'cells' is malformed"),
+    ({"protocol": 2, "cells": [0]}, "'cells' is malformed"),
+    ({"protocol": 2, "cells": [-1]}, "'cells' is malformed"),
+    ({"protocol": 2, "cells": [True]}, "'cells' is malformed"),
+    ({"protocol": 2, "cells": ["x"] * (MAX_CELLS + 1)}, "'cells' is malformed"),
+    ({"protocol": 2, "cells": [], "update": "some"}, "'update' is malformed"),
+    ({"protocol": 2, "cells": [], "update": ["new"]}, "'update' is malformed"),
+    ({"protocol": 2, "cells": [], "chosen": "1"}, "'chosen' is malformed"),
+    ({"protocol": 2, "cells": [], "ran": ["1"]}, "'ran' is malformed"),
+    ({"protocol": 2, "cells": [], "ran": None}, "'ran' is malformed"),
 ]
 
 
@@ -199,11 +199,11 @@ BODIES = [
     b"{",
     b"\xff\xfe",
     b"[" * 200_000,
-    b'{"protocol": 1, "cells": [0]}\n[]',
-    b'{"protocol": 1, "cells": [0]}\n"x"',
-    b'{"protocol": 1, "cells": [0]}\n{"a": ',
-    b'{"protocol": 1, "cells": [0]}\n{"a": ' + b"[" * 200_000,
-    b'{"protocol": 1, "cells": [0]}\n{"a": ' + b"9" * 10_000 + b"}",
+    b'{"protocol": 2, "cells": [0]}\n[]',
+    b'{"protocol": 2, "cells": [0]}\n"x"',
+    b'{"protocol": 2, "cells": [0]}\n{"a": ',
+    b'{"protocol": 2, "cells": [0]}\n{"a": ' + b"[" * 200_000,
+    b'{"protocol": 2, "cells": [0]}\n{"a": ' + b"9" * 10_000 + b"}",
     b" " * (MAX_BODY + 1),
 ]
 
