@@ -249,6 +249,18 @@ def display_name(served: str) -> str:
     return printable(name.rsplit("/", 1)[-1] if is_path else name)[:200]
 
 
+def _identity(model: Mapping[str, Any]) -> ModelIdentity:
+    weights, tokenizer, template, config, joint = (_digest(model.get(part)) for part in _PARTS)
+    return ModelIdentity(
+        display_name(model["name"]),
+        weights,
+        tokenizer,
+        template,
+        generation_config=config,
+        joint=joint,
+    )
+
+
 def read_record(data: object) -> ServerFacts | None:
     """Read the record at `RECORD_PATH` of a server started by ``jupyter detllm serve``.
 
@@ -263,10 +275,7 @@ def read_record(data: object) -> ServerFacts | None:
     method, vocabulary = data.get("method"), data.get("vocabulary")
     named = isinstance(method, str) and re.fullmatch(r"[a-z0-9-]{1,40}", method)
     return ServerFacts(
-        replace(
-            ModelIdentity(display_name(model["name"])),
-            **{part: _digest(model.get(part)) for part in _PARTS},
-        ),
+        _identity(model),
         vocabulary=vocabulary if type(vocabulary) is int and 0 < vocabulary < 1 << 31 else None,
         method=str(method) if named else OFF,
         fields=_reported(data.get("fields")),
