@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from jupyter_detllm.core.canonical import encode_float
+from jupyter_detllm.core.changes import RequestChange, change_lines, request_changes
 from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
 from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.fingerprint import (
@@ -78,6 +79,11 @@ class Facts:
         Numerics fields that differ, batch composition included.
     comparison
         The generations compared; None unless both sides exist.
+    changes
+        The requests that differ, each with the nearest one of the other side.
+    current
+        Whether the actual side was made from the cell's current source, where that is not
+        the reference's.
     beyond
         Says that a side lies beyond what its engine's self-test showed, and how far that
         reaches; None where none does. It decides no verdict.
@@ -92,6 +98,8 @@ class Facts:
     incomparable: tuple[str, ...] = ()
     fields: tuple[FieldDiff, ...] = ()
     comparison: Comparison | None = None
+    changes: tuple[RequestChange, ...] = ()
+    current: bool = False
     beyond: str | None = None
 
     @property
@@ -137,7 +145,12 @@ def _no_actual(facts: Facts) -> tuple[str, ...] | None:
 
 
 def _source_changed(facts: Facts) -> tuple[str, ...] | None:
-    return ("the cell's source is not the stamped one",) if facts.source_changed else None
+    if not facts.source_changed:
+        return None
+    if not facts.current:
+        return ("the cell's source is not the stamped one",)
+    same = "" if facts.changes else "; the requests are the same"
+    return (f"the cell's source is not that of the reference{same}", *change_lines(facts.changes))
 
 
 def _same_run(facts: Facts) -> tuple[str, ...] | None:
@@ -152,11 +165,12 @@ def _other_requests(facts: Facts) -> tuple[str, ...] | None:
         return None
     if comparison.nested and not comparison.tokens_equal:
         return None  # requests on both sides differ: explained, not reported as stale
-    return (
-        f"the requests differ: {len(comparison.missing)} recorded were not made, "
-        f"{len(comparison.extra)} made were not recorded",
-        *(str(diff) for diff in facts.fields if diff.name == GENERATION_CONFIG),
-    )
+    config = tuple(str(diff) for diff in facts.fields if diff.name == GENERATION_CONFIG)
+    if facts.changes:
+        return (*change_lines(facts.changes), *config)
+    # Only tries differ: they follow from what was expected of the texts.
+    counts = f"{len(comparison.missing)} recorded, {len(comparison.extra)} now"
+    return (f"the requests differ in their later tries: {counts}", *config)
 
 
 def _retold_requests(facts: Facts) -> tuple[str, ...] | None:
@@ -262,10 +276,12 @@ def facts_of(
     comparison = compare_calls(reference.calls, actual.calls)
     return Facts(
         source_changed=changed,
+        current=changed and present_source is not None and actual.is_of(present_source),
         same_run=same_run,
         incomparable=_incomparables(reference, actual),
         fields=_numerics(reference, actual, comparison),
         comparison=comparison,
+        changes=() if comparison.complete else request_changes(reference, actual),
         beyond=_beyond(reference, actual),
     )
 

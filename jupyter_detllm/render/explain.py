@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from jupyter_detllm.core.changes import RequestChange, change_lines
 from jupyter_detllm.core.compare import Comparison, Divergence, EvidenceState, PairComparison
 from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
@@ -345,10 +346,21 @@ def advice(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> str | None:
     if cell.verdict is Verdict.UNSTAMPED:
         return _about_unstamped(cell, path)
     return {
-        Verdict.STALE: f"run the cell, then {command('stamp', path)}",
+        Verdict.STALE: _about_stale(cell, path, mode),
         Verdict.RECORDED: f"{command('rerun', path)} compares it with a fresh run",
         Verdict.NOT_COMPARABLE: f"{_recorded_side(cell)}, or {_promote_command(path)}",
     }.get(cell.verdict)
+
+
+def _about_stale(cell: CellReport, path: str, mode: Mode) -> str:
+    facts = cell.outcome.facts
+    if facts.source_changed and not facts.current:
+        return f"run the cell, then {command('stamp', path)}"
+    # With the reference's source a promotion is one of a difference, so it needs the option.
+    stamp = command("stamp" if facts.source_changed else "stamp --update all", path)
+    if mode is Mode.RERUN:
+        return f"undo the change, or accept it: {command('rerun --save', path)}, then {stamp}"
+    return f"undo the change and run the cell, or accept it: {stamp}"
 
 
 def _promote_command(path: str) -> str:
@@ -385,7 +397,7 @@ def _between(cell: CellReport) -> str | None:
     if cell.outcome.rule == "same-run":
         return "compare files of two runs: one may be written by `jupyter detllm rerun --save`"
     if cell.verdict is Verdict.STALE:
-        return "compare cells with the same requests: prompt, parameters or seed differ"
+        return "the outputs are of other requests: make these equal, and compare again"
     one_sided = cell.view.reference is None or cell.view.actual is None
     if cell.verdict is Verdict.NOT_COMPARABLE and not one_sided:
         return "use the same model and level on both sides"
@@ -457,12 +469,12 @@ def environment_lines(notebook: NotebookReport) -> list[str]:
     """Return the lines about the fingerprints of a comparison, without indentation."""
     lines = []
     for found in notebook.environment:
-        lines += _group_lines(found, notebook, several=len(notebook.environment) > 1)
+        lines += _group_lines(found, notebook)
     return lines
 
 
-def _group_lines(found: EnvironmentReport, notebook: NotebookReport, *, several: bool) -> list[str]:
-    lines = [heading_of(found, several=several)]
+def _group_lines(found: EnvironmentReport, notebook: NotebookReport) -> list[str]:
+    lines = [heading_of(found, notebook)]
     for number, diff in enumerate(found.telling[:_MOST_DIFFERING], start=1):
         lines += _field_line(f"{number:>2}.", diff)
     lines += _more_line(len(found.telling))
@@ -492,12 +504,15 @@ def _more_line(count: int) -> list[str]:
     )
 
 
-def heading_of(found: EnvironmentReport, *, several: bool) -> str:
+def heading_of(found: EnvironmentReport, notebook: NotebookReport) -> str:
     """Return the heading of the fields that can change results."""
+    several = len(notebook.environment) > 1
     where = f" ({_cells_text(found.cells)})" if several and found.cells else ""
     if found.telling:
         return f"fields that differ, likeliest to change results first{where}:"
-    return f"no field that can change results differs{where}"
+    others = any(cell.outcome.facts.changes for cell in notebook.cells)
+    requests = "; requests differ, see below" if others else ""
+    return f"no field that can change results differs{where}{requests}"
 
 
 def _cells_text(labels: Iterable[str]) -> str:
@@ -563,13 +578,15 @@ def explained(notebook: JsonObject, changes: Iterable[Change]) -> tuple[Change, 
 def what_changed(reference: Stamp, actual: Stamp) -> str:
     """Return requests, tokens or evidence that changed, and the fields that differ."""
     facts = facts_of(reference, actual)
-    parts = [_generation_changes(facts.comparison)] if facts.comparison else []
+    parts = [_generation_changes(facts.comparison, facts.changes)] if facts.comparison else []
     parts += [clip(visible(line), 80) for line in facts.incomparable]
     return "; ".join([*parts, *_field_changes(facts)])
 
 
-def _generation_changes(comparison: Comparison) -> str:
+def _generation_changes(comparison: Comparison, changes: tuple[RequestChange, ...]) -> str:
     if not comparison.complete:
+        if changes:
+            return clip(visible("; ".join(change_lines(changes, "gone", "new"))), 3 * _COLUMNS)
         removed, added = len(comparison.missing), len(comparison.extra)
         return f"the requests changed ({removed} gone, {added} new)"
     first = comparison.first

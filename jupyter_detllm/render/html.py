@@ -229,9 +229,8 @@ def _fields_of(cells: Iterable[CellReport]) -> list[FieldDiff]:
 
 def _compared_fields(notebook: NotebookReport, labels: tuple[str, str]) -> list[str]:
     parts = []
-    several = len(notebook.environment) > 1
     for found in notebook.environment:
-        heading = heading_of(found, several=several)
+        heading = heading_of(found, notebook)
         if found.telling:
             parts.append(_table(heading.removesuffix(":"), found.telling, labels))
         else:

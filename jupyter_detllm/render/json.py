@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 
 from jupyter_detllm.core.canonical import Json, encode_float
+from jupyter_detllm.core.changes import RequestChange
 from jupyter_detllm.core.compare import Comparison, Divergence, PairComparison
 from jupyter_detllm.core.fingerprint import FieldDiff
 from jupyter_detllm.core.notebook import since
@@ -91,6 +92,7 @@ def _cell(cell: CellReport, path: str, mode: Mode) -> dict[str, Json]:
             {"name": found.name, "reference": found.reference, "actual": found.actual}
             for found in cell.uncovered
         ],
+        "changes": [_change(change) for change in facts.changes],
         "since": None if differs_since is None else differs_since.value,
         "explanation": lines,
     }
@@ -117,6 +119,24 @@ def _comparison(comparison: Comparison) -> dict[str, Json]:
         "missing": [str(digest) for digest in comparison.missing],
         "extra": [str(digest) for digest in comparison.extra],
         "generations": [_pair(pair) for pair in comparison.pairs],
+    }
+
+
+def _change(change: RequestChange) -> dict[str, Json]:
+    reference, actual = change.reference, change.actual
+    return {
+        "reference": None if reference is None else str(reference.digest),
+        "actual": None if actual is None else str(actual.digest),
+        "differences": [
+            {
+                "name": found.name,
+                "left": found.left,
+                "right": found.right,
+                "position": found.position,
+                "text": str(found),
+            }
+            for found in change.differences
+        ],
     }
 
 

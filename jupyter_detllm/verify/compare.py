@@ -1,7 +1,7 @@
 """Two notebooks, two fingerprint files, or one of each, compared: nothing is executed.
 
 Cells are matched by name first; unnamed cells by their requests, in order of occurrence;
-what is left, by most requests in common, and then by source.
+what is left, by most requests in common, then by source, cell id, and prompts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from jupyter_detllm.core.changes import change_lines
 from jupyter_detllm.core.fields import Group
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint, diff_fingerprints
 from jupyter_detllm.core.notebook import CellView, NotebookView, Which, read_notebook
@@ -185,12 +186,11 @@ def _outcome(pair: _Pair, left: _Side, right: _Side) -> Outcome:
     # As within one notebook: equal stamps are one run unless their ids say that they are two.
     same = len(runs) < 2 and reference.digest == actual.digest
     outcome = decide(replace(_facts(reference, actual), same_run=same))
-    comparison = outcome.facts.comparison
     if outcome.rule == "same-run":
         return replace(outcome, reasons=("both sides are the same run: nothing was compared",))
-    if outcome.verdict is Verdict.STALE and comparison is not None:
-        counts = f"{len(comparison.missing)} only in A, {len(comparison.extra)} only in B"
-        outcome = replace(outcome, reasons=(f"the requests differ: {counts}",))
+    changes = outcome.facts.changes
+    if outcome.verdict is Verdict.STALE and changes:
+        outcome = replace(outcome, reasons=change_lines(changes, "only in A", "only in B"))
     return outcome
 
 
@@ -313,7 +313,8 @@ def match_cells(
     for key in (_name_key, _requests_key):
         _match(found, _keyed(left, left_stamp, key), _keyed(right, right_stamp, key))
     _match_overlap(found, left, right, left_stamp, right_stamp)
-    _match(found, _keyed(left, left_stamp, _source_key), _keyed(right, right_stamp, _source_key))
+    for key in (_source_key, _id_key, _prompts_key):
+        _match(found, _keyed(left, left_stamp, key), _keyed(right, right_stamp, key))
     taken = {cell.number for cell in found.values()}
     pairs: list[_Pair] = [(cell, found.get(cell.number)) for cell in left]
     pairs += [(None, cell) for cell in right if cell.number not in taken]
@@ -332,6 +333,16 @@ def _requests_key(cell: CellView, stamp: Stamp | None) -> Hashable | None:
 
 def _source_key(cell: CellView, _: Stamp | None) -> Hashable | None:
     return None if cell.name else source_digest(cell.source)
+
+
+def _id_key(cell: CellView, _: Stamp | None) -> Hashable | None:
+    return None if cell.name else cell.cell_id or None
+
+
+def _prompts_key(cell: CellView, stamp: Stamp | None) -> Hashable | None:
+    if cell.name or stamp is None:
+        return None
+    return tuple(request.prompt_tokens for request in stamp.requests)
 
 
 def _keyed(

@@ -110,7 +110,10 @@ def test_the_longest_explanation_has_15_lines() -> None:
             stamp("An old pond.", fields={"torch.threads": 4}),
             "the generations are equal; torch.threads: 2 -> 4",
         ),
-        (stamp("An old pond.", prompts=["q"]), "the requests changed (1 gone, 1 new)"),
+        (
+            stamp("An old pond.", prompts=["q"]),
+            '1 request differs: the prompt differs from character 1: "prompt" -> "q"',
+        ),
     ],
 )
 def test_what_an_update_changed_is_one_line(after: Stamp, expected: str) -> None:

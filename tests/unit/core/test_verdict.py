@@ -138,8 +138,13 @@ def test_reasons_name_what_was_found() -> None:
     assert "another text" in decide(Facts(comparison=COMPARISONS["text"][0])).reasons[0]
     assert "neither" in decide(Facts(has_reference=False, has_actual=False)).reasons[0]
     assert "no reference yet" in decide(Facts(has_reference=False)).reasons[0]
-    crossed = decide(Facts(comparison=COMPARISONS["crossed"][0])).reasons[0]
-    assert "1 recorded were not made, 1 made were not recorded" in crossed
+    crossed = (
+        make_stamp(SOURCE, ["a", "b"]),
+        make_stamp(SOURCE, ["x", "b"], prompts=["prompt 0", "other"]),
+    )
+    assert decide(facts_of(*crossed)).reasons == (
+        '1 request differs: the prompt differs from character 1: "prompt 1" -> "other"',
+    )
 
 
 def test_a_gap_that_is_unknown_is_not_invented() -> None:

@@ -186,7 +186,9 @@ def test_a_changed_source_is_stale_and_another_level_not_comparable() -> None:
     other = "%%detgen haiku\nWrite two."
     changed = replace(stamp(), source=make_stamp(other).source)
     found = against(stamp(), changed, source=other)
-    assert found.line() == "stale: the cell's source is not the stamped one"
+    assert found.line() == (
+        "stale: the cell's source is not that of the reference; the requests are the same"
+    )
     assert "position" not in comparison(found)
     level = against(stamp(level=Level.SEEDED), stamp())
     assert level.line() == "not_comparable: another level: repeatable, recorded was seeded"
