@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from jupyter_detllm.controls.environ import KNOWN_VARIABLES, EnvControl, NoEffect, ProcessEvent
+from jupyter_detllm.core.circumstances import changes_results
 from jupyter_detllm.core.fingerprint import FieldValue
 from jupyter_detllm.core.generation import MAX_SEED
 from jupyter_detllm.core.levels import Level
@@ -263,8 +264,14 @@ class ControlReport:
 
     @property
     def late(self) -> tuple[str, ...]:
-        """Names of the controls that came too late, sorted."""
-        return tuple(sorted(e.name for e in self.entries if e.state is ControlState.LATE))
+        """Names of the controls that came too late and can change results, sorted."""
+        return tuple(sorted(e.name for e in self.too_late))
+
+    @property
+    def too_late(self) -> tuple[ControlEntry, ...]:
+        """The entries of `late`, in the order of the table."""
+        late = (entry for entry in self.entries if entry.state is ControlState.LATE)
+        return tuple(entry for entry in late if changes_results(entry.name))
 
     @property
     def user_set(self) -> tuple[str, ...]:

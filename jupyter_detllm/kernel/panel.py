@@ -163,8 +163,8 @@ def _metrics(metrics: Metrics) -> tuple[str, ...]:
 
 
 def _late(session: Session) -> tuple[str, ...]:
-    entries = session.controls.entries if session.controls is not None else ()
-    return tuple(_text(f"{e.name} {e.reason}") for e in entries if e.state == "late")
+    entries = session.controls.too_late if session.controls is not None else ()
+    return tuple(_text(f"{e.name} {e.reason}") for e in entries)
 
 
 def _fields(fingerprint: Fingerprint) -> tuple[FieldRow, ...]:

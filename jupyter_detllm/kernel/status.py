@@ -52,7 +52,7 @@ def _seeds(seeds: SeedReport) -> str:
 
 
 def _late(report: ControlReport) -> list[str]:
-    return [f"  too late: {e.name} {e.reason}" for e in report.entries if e.state == "late"]
+    return [f"  too late: {e.name} {e.reason}" for e in report.too_late]
 
 
 def _no_effect(report: ControlReport) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from jupyter_detllm.core.changes import RequestChange, change_lines
+from jupyter_detllm.core.circumstances import changes_results
 from jupyter_detllm.core.compare import Comparison, Divergence, EvidenceState, PairComparison
 from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
@@ -324,7 +325,7 @@ def command(verb: str, path: str) -> str:
 def advice(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> str | None:
     """Return what to do next, or None if there is nothing to do."""
     if mode is Mode.COMPARE:
-        return _between(cell)
+        return _between(cell, path)
     if mode is Mode.REPLAY:
         own = _after_replay(cell, path)
         if own is not None:
@@ -334,7 +335,7 @@ def advice(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> str | None:
     if cell.verdict is Verdict.DRIFT:
         return _about_drift(cell, path)
     if cell.verdict is Verdict.DIVERGED:
-        return _about_divergence(cell)
+        return _about_divergence(cell, path)
     if cell.verdict is Verdict.TOKENS_MATCH:
         return (
             None
@@ -385,13 +386,13 @@ def _alignment(cell: CellReport) -> str | None:
     return next((visible(d.align) for d in cell.outcome.facts.fields if d.align), None)
 
 
-def _between(cell: CellReport) -> str | None:
+def _between(cell: CellReport, path: str) -> str | None:
     """Return what to do about the two sides of a comparison."""
     if cell.verdict is Verdict.DRIFT:
         align = _alignment(cell)
         return f"{align}, then compare again" if align else None
     if cell.verdict is Verdict.DIVERGED:
-        return _about_divergence(cell)
+        return _about_divergence(cell, path)
     if cell.verdict is Verdict.TOKENS_MATCH:
         return None if cell.accepted else "accept it with --policy tokens"
     if cell.outcome.rule == "same-run":
@@ -420,19 +421,22 @@ def _after_replay(cell: CellReport, path: str) -> str | None:
     return None
 
 
-def _about_divergence(cell: CellReport) -> str:
+def _about_divergence(cell: CellReport, path: str) -> str:
     stamp = cell.view.actual
-    if stamp is not None and stamp.late:
-        names = visible(", ".join(stamp.late[:3]))
+    late = [name for name in stamp.late if changes_results(name)] if stamp is not None else []
+    if late:
+        names = visible(", ".join(late[:3]))
         return f"restart the kernel and run `%detllm` first: {names} came too late"
     level = stamp.level if stamp is not None else Level.SEEDED
     if level is Level.SEEDED:
         return "`%detllm --level repeatable`: level seeded does not promise equal tokens"
+    report = f"report it with {command('show --json', path)} and {command('doctor', path)}"
     if level is Level.INVARIANT:
-        return "level invariant promises equal tokens: please report this, with --json output"
+        return f"level invariant promises equal tokens: please {report}"
+    promise = "level repeatable promises equal tokens in a fresh kernel, all cells in order"
     if _near_tie(cell):
-        return "restart and run all cells in order; `--level invariant` removes batch effects"
-    return "run it again in a fresh kernel; if it differs each time, compare the model's files"
+        return f"{promise}; `%detllm --level invariant` removes effects of the batch"
+    return f"{promise}: {command('rerun', path)}; if it still differs, {report}"
 
 
 def _near_tie(cell: CellReport) -> bool:

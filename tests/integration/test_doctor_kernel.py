@@ -19,8 +19,7 @@ def test_it_looks_at_the_kernel_and_at_the_cells_run_so_far() -> None:
     cells = execute(LOAD, "%detllm doctor", "%detllm --seed 1", SAMPLED, "%detllm doctor")
     before, after = text(cells[1]), text(cells[4])
     assert "unknown  late_controls  the cells run so far\n  nothing is set up" in before
-    assert "late_controls" in after
-    assert "PYTHONHASHSEED came too late" in after
+    assert after.count("PYTHONHASHSEED") == 1
     assert "wrong    unseeded_sampling  the cells run so far: cell 4, line 3" in after
     assert "(exit code 1)" in after
 

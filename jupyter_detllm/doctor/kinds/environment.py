@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jupyter_detllm.controls.environ import ENV_CONTROLS, ProcessEvent
-from jupyter_detllm.controls.ledger import ControlState
 from jupyter_detllm.doctor.code import OPAQUE, Code, Place
 from jupyter_detllm.doctor.options import uses_detllm, words
 from jupyter_detllm.doctor.scene import Finding, Live, Scene, Severity
@@ -48,12 +47,9 @@ def _late_live(live: Live) -> Iterator[Finding]:
         evidence = "nothing is set up in this kernel, so its controls are not known"
         yield Finding(Severity.UNKNOWN, evidence, "%detllm --seed 42")
         return
-    for entry in live.report.entries:
-        if entry.state is ControlState.LATE:
-            # No effect of the hash seed on tokens or logprobs was ever measured.
-            severity = Severity.NOTE if entry.name == "PYTHONHASHSEED" else Severity.WRONG
-            evidence = f"{entry.name} came too late and is {entry.effective}: {entry.reason}"
-            yield Finding(severity, evidence, _INSTALL_KERNEL, "this kernel")
+    for entry in live.report.too_late:
+        evidence = f"{entry.name} came too late and is {entry.effective}: {entry.reason}"
+        yield Finding(Severity.WRONG, evidence, _INSTALL_KERNEL, "this kernel")
 
 
 def _late_in_code(code: Code) -> Iterator[Finding]:

@@ -75,7 +75,7 @@ FOUND: dict[str, list[tuple[Scene, list[Severity]]]] = {
         (cells("!cd x && export PYTHONHASHSEED=0; export MY_OWN='1'"), [RISK, WRONG]),
         (cells("%%bash\nls\nexport OMP_NUM_THREADS=16\n"), [WRONG]),
         (live(), [UNKNOWN]),
-        (live(report=report({}, "torch")), [NOTE, WRONG]),
+        (live(report=report({}, "torch")), [WRONG]),
     ],
     "seed_after_load": [
         (cells("from vllm import LLM\nm = LLM('x')\nimport torch\ntorch.manual_seed(0)"), [WRONG]),
@@ -393,11 +393,11 @@ def test_an_operator_that_has_none_only_at_times_is_a_risk() -> None:
 
 
 def test_late_controls_are_named_with_what_is_in_force() -> None:
-    hashed, threads = found_in("late_controls", FOUND["late_controls"][-1][0])
-    assert hashed.evidence.startswith("PYTHONHASHSEED came too late")
+    # The hash seed changes no result: it is a kind of its own, and no late control.
+    (threads,) = found_in("late_controls", FOUND["late_controls"][-1][0])
     assert threads.evidence.startswith("OMP_NUM_THREADS came too late")
     assert threads.fix == "jupyter detllm kernel install"
-    assert found_in("late_controls", live(report=_DONE, hash_seed="0"))[1:] == []
+    assert found_in("late_controls", live(report=_DONE, hash_seed="0")) == []
 
 
 def test_places_are_cells_and_lines_of_the_notebook() -> None:

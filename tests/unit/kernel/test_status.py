@@ -7,11 +7,13 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jupyter_detllm.controls.environ import ENV_CONTROLS
+from jupyter_detllm.controls.ledger import ControlEntry, ControlState
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.engines.base import EngineSpec, ShutdownReport
 from jupyter_detllm.kernel import commands
@@ -67,9 +69,20 @@ def test_late_controls_stand_with_the_way_out() -> None:
     session = Session()
     session.configure(SessionSettings())
     assert session.controls is not None
-    assert "PYTHONHASHSEED" in session.controls.late
+    late = ControlEntry("OMP_NUM_THREADS", ControlState.LATE, "2", "4", "must be set before it")
+    session.controls = replace(session.controls, entries=(*session.controls.entries, late))
     for shown in (status_text(session), setup_text(session)):
-        assert "too late: PYTHONHASHSEED must be set before Python starts" in shown
+        assert "too late: OMP_NUM_THREADS must be set before it" in shown
+
+
+def test_a_control_that_changes_no_result_raises_no_alarm() -> None:
+    """PYTHONHASHSEED is late in every session, and nothing depends on it."""
+    session = Session()
+    session.configure(SessionSettings())
+    assert session.controls is not None
+    assert "PYTHONHASHSEED" not in session.controls.late
+    assert "PYTHONHASHSEED" not in setup_text(session)
+    assert "too late" not in status_text(session)
 
 
 def test_the_log_is_named_without_the_users_name(monkeypatch: pytest.MonkeyPatch) -> None:

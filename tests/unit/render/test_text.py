@@ -136,8 +136,9 @@ def test_without_evidence_the_margin_is_said_to_be_missing() -> None:
     ("level", "late", "expected"),
     [
         (Level.SEEDED, (), "level seeded does not promise equal tokens"),
-        (Level.REPEATABLE, (), "run it again in a fresh kernel"),
-        (Level.INVARIANT, (), "please report this"),
+        (Level.REPEATABLE, (), "promises equal tokens in a fresh kernel, all cells in order"),
+        (Level.INVARIANT, (), "please report it with `jupyter detllm show --json "),
+        (Level.REPEATABLE, ("PYTHONHASHSEED",), "level repeatable promises equal tokens in a"),
         (Level.REPEATABLE, ("OMP_NUM_THREADS",), "OMP_NUM_THREADS came too late"),
     ],
 )
