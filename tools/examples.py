@@ -81,7 +81,7 @@ def _recorded_elsewhere(report: Report) -> bool:
     """Return whether all that failed was recorded under another fingerprint than this run's.
 
     Whatever the verdict: where the tokens of one cell drift, a later cell that asks about
-    them makes other requests, and is stale.
+    them makes other requests, and follows.
     """
     if _problems(report):
         return False

@@ -97,6 +97,8 @@ MEANINGS: Mapping[Verdict, str] = {
     Verdict.DRIFT: "tokens differ, and so does the environment: the fields are named, likeliest "
     "first",
     Verdict.DIVERGED: "tokens differ under the same fingerprint",
+    Verdict.FOLLOWS: "the request differs only because it contains a text of an earlier cell, "
+    "which differs; it counts as that cell does",
     Verdict.STALE: "the cell's source or the request is not the stamped one",
     Verdict.RECORDED: (
         "the output is the very run that was promoted, or comes from the result cache: nothing "

@@ -1,10 +1,11 @@
-"""Requests that differ, each paired with the nearest one of the other side and named.
+"""Requests that differ: paired with the nearest of the other side, named, traced to texts.
 
 Tries after the first are left out: they follow from the texts of the try before.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,14 @@ from jupyter_detllm.core.generation import (
 )
 from jupyter_detllm.core.stamp import Stamp
 
-__all__ = ["RequestChange", "RequestDifference", "change_lines", "request_changes"]
+__all__ = [
+    "DifferingText",
+    "RequestChange",
+    "RequestDifference",
+    "change_lines",
+    "origins_of",
+    "request_changes",
+]
 
 _MOST_NEAREST = 200
 """With more requests left on a side, they are paired in order: the nearest takes n * n steps."""
@@ -30,6 +38,9 @@ _MOST_NEAREST = 200
 _MOST_COMPARED = 4000
 _MOST_LINES = 4
 _SHOWN = 40
+_LONGEST_GROWTH = 64
+_SHORTEST_PART = 12
+"""A shorter part of a text may be in a prompt by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,114 @@ class RequestChange:
     def of_prompt(self) -> bool:
         """Whether both sides are there and differ only in texts of the prompt."""
         return bool(self.differences) and all(d.position is not None for d in self.differences)
+
+    def texts(self, origin: str) -> list[DifferingText]:
+        """Return the texts of its generations that differ, as texts of `origin`."""
+        pairs = zip(self.reference_generations, self.actual_generations, strict=False)
+        return [DifferingText(origin, a.text, b.text) for a, b in pairs if a.text != b.text]
+
+
+@dataclass(frozen=True, slots=True)
+class DifferingText:
+    """A generated text that is another one now; `origin` names the cell."""
+
+    origin: str
+    left: str
+    right: str
+
+    def forms(self) -> list[tuple[str, str]]:
+        """Return both sides as a prompt may hold them: whole, stripped, their first lines."""
+        ends = self.left.strip(), self.right.strip()
+        firsts = ends[0].partition("\n")[0], ends[1].partition("\n")[0]
+        found = dict.fromkeys([(self.left, self.right), ends, firsts])
+        return [(a, b) for a, b in found if a and a != b]
+
+
+def origins_of(
+    changes: Sequence[RequestChange], texts: Iterable[DifferingText], own: str = ""
+) -> tuple[str, ...]:
+    """Return the origins of the texts from which all changes follow; empty if one does not.
+
+    Parameters
+    ----------
+    changes
+        The requests of one cell that differ, in order.
+    texts
+        What was generated before and is another text now.
+    own
+        Name of the cell itself: its later requests may contain texts of its earlier ones.
+    """
+    known = list(texts)
+    used: dict[str, None] = {}
+    for change in changes:
+        found = _origins(change, known)
+        if not found:
+            return ()
+        used |= dict.fromkeys(found)
+        known += change.texts(own)
+    return tuple(used)
+
+
+def _origins(change: RequestChange, texts: Sequence[DifferingText]) -> list[str]:
+    if not change.of_prompt or change.reference is None or change.actual is None:
+        return []
+    left, right = change.reference.prompt, change.actual.prompt
+    if left is None or right is None or left.kind is PromptKind.TOKENS:
+        return []
+    out: list[str] = []
+    for (_, a), (_, b) in zip(_parts(left), _parts(right), strict=True):
+        found = _origins_of_text(a, b, texts) if a != b else [""]
+        if not found:
+            return []
+        out += [origin for origin in found if a != b]
+    return out
+
+
+def _origins_of_text(left: str, right: str, texts: Sequence[DifferingText]) -> list[str]:
+    """Return whose texts, put in place of the recorded ones, make `right` of `left`."""
+    for text in texts:
+        if any(_one_replaced(left, right, a, b) for a, b in text.forms()):
+            return [text.origin]
+    forms = {a: (b, text.origin) for text in reversed(texts) for a, b in text.forms()}
+    inside = [a for a in forms if a in left]
+    if inside:
+        pattern = "|".join(map(re.escape, sorted(inside, key=len, reverse=True)))
+        made = re.sub(pattern, lambda found: forms[found.group()][0], left)
+        if made == right:
+            return [forms[a][1] for a in dict.fromkeys(re.findall(pattern, left))]
+    return [t.origin for t in texts if _part_replaced(left, right, t.left, t.right)][:1]
+
+
+def _one_replaced(left: str, right: str, old: str, new: str) -> bool:
+    """Return whether one occurrence of `old` in `left`, replaced, gives `right`."""
+    if len(left) - len(old) != len(right) - len(new):
+        return False
+    at = _common(left, right)
+    start = left.find(old, max(at - len(old), 0))
+    while 0 <= start <= at:
+        if left[:start] + new + left[start + len(old) :] == right:
+            return True
+        start = left.find(old, start + 1)
+    return False
+
+
+def _part_replaced(left: str, right: str, old: str, new: str) -> bool:
+    """Return whether the sides differ in parts of `old` and `new` that are long enough."""
+    start = _common(left, right)
+    rest = min(len(left), len(right)) - start
+    end = _common(left[start:][::-1][:rest], right[start:][::-1][:rest])
+    a, b = left[start : len(left) - end], right[start : len(right) - end]
+    if a not in old or b not in new:
+        return False
+    for char in left[:start][::-1][:_LONGEST_GROWTH]:
+        if char + a not in old or char + b not in new:
+            break
+        a, b = char + a, char + b
+    for char in left[len(left) - end :][:_LONGEST_GROWTH]:
+        if a + char not in old or b + char not in new:
+            break
+        a, b = a + char, b + char
+    return min(len(a), len(b)) >= _SHORTEST_PART
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +372,10 @@ def _seed_differences(one: _Asked, other: _Asked) -> list[RequestDifference]:
         roots = str(one.stamp.root_seed), str(other.stamp.root_seed)
         out.append(RequestDifference("the session's seed", *roots))
     if one.stamp.name != other.stamp.name:
-        names = (
+        before, after = (
             _quoted(asked.stamp.name) if asked.stamp.name else "none" for asked in (one, other)
         )
-        out.append(RequestDifference("the cell's name (seeds derive from it)", *names))
+        out.append(RequestDifference("the cell's name (seeds derive from it)", before, after))
     same_prompt = one.request.prompt_tokens == other.request.prompt_tokens
     if same_prompt and one.occurrence != other.occurrence:
         places = str(one.occurrence + 1), str(other.occurrence + 1)
@@ -330,8 +449,8 @@ def _text_difference(label: str, left: str, right: str) -> RequestDifference:
     start = at
     while start > max(at - 16, 0) and not left[start - 1].isspace():
         start -= 1
-    shown = (_excerpt(text, start, len(text) - end) for text in (left, right))
-    return RequestDifference(label, *shown, position=at)
+    a, b = (_excerpt(text, start, len(text) - end) for text in (left, right))
+    return RequestDifference(label, a, b, at)
 
 
 def _excerpt(text: str, start: int, end: int) -> str:
@@ -344,8 +463,8 @@ def _excerpt(text: str, start: int, end: int) -> str:
 
 def _ids_difference(left: tuple[int, ...], right: tuple[int, ...]) -> RequestDifference:
     at = _common(left, right)
-    shown = (str(ids[at]) if at < len(ids) else "(end)" for ids in (left, right))
-    return RequestDifference("prompt", *shown, position=at, unit="token")
+    a, b = (str(ids[at]) if at < len(ids) else "(end)" for ids in (left, right))
+    return RequestDifference("prompt", a, b, at, "token")
 
 
 def _clip(text: str) -> str:

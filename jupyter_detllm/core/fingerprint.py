@@ -29,7 +29,13 @@ PACKAGES_FIELD = "software.packages"
 
 GENERATION_CONFIG = "model.generation_config"
 
-_STAMPED = (PACKAGES_FIELD, "hardware.gpu_memory", "engine.unproven", GENERATION_CONFIG)
+_STAMPED = (
+    PACKAGES_FIELD,
+    "hardware.gpu_memory",
+    "engine.kv_blocks",
+    "engine.unproven",
+    GENERATION_CONFIG,
+)
 """Informational fields that a stamp keeps: they are stable and the first that people ask for."""
 
 FieldValue: TypeAlias = str | int | bool | None

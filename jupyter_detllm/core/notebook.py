@@ -108,6 +108,8 @@ class CellView:
     lost
         What became of a reference that the notebook lists and this cell does not hold, "" if
         nothing did.
+    preemptions
+        How often the run of the output preempted a request; None where it is not known.
     problems
         What could not be read, one line each.
     uncovered
@@ -131,6 +133,7 @@ class CellView:
     entry: str = ""
     lost: str = ""
     deleted: bool = False
+    preemptions: int | None = None
     problems: tuple[str, ...] = ()
     uncovered: tuple[str, ...] = ()
 
@@ -411,6 +414,7 @@ def _cell(cell: JsonObject, context: _Context) -> CellView | None:
         actual_run=run or "",
         reference_run=recorded if isinstance(recorded := meta.get("recorded_run"), str) else "",
         entry=_entry(meta, cell_id) if reference_json is not None else "",
+        preemptions=_preemptions(cell) if actual is not None else None,
         problems=tuple(problems),
         uncovered=shown.uncovered,
     )
@@ -563,6 +567,17 @@ def output_stamp(cell: JsonObject) -> tuple[object, str | None]:
     return None, None
 
 
+def _preemptions(cell: JsonObject) -> int | None:
+    """Return how often the run of the last stamp preempted a request, as it noted."""
+    outputs = cell.get("outputs")
+    for output in reversed(outputs if isinstance(outputs, list) else []):
+        metadata = _mapping(_mapping(output).get("metadata"))
+        if KEY in metadata:
+            found = _mapping(metadata.get(RUN_KEY)).get("preemptions")
+            return found if type(found) is int and 0 <= found < 10**9 else None
+    return None
+
+
 def _same_run(run: str | None, meta: Mapping[str, Any], stamped: object) -> bool:
     """Return whether the output is the promoted run, which is assumed unless disproved."""
     recorded = meta.get("recorded_run")
@@ -625,6 +640,7 @@ def check_cell(cell: CellView) -> Outcome:
             cell.actual,
             present_source=cell.stamped_source,
             same_run=cell.same_run,
+            preemptions=(None, cell.preemptions),
         )
     )
 

@@ -9,11 +9,18 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeAlias
 
 from jupyter_detllm.core.canonical import encode_float
-from jupyter_detllm.core.changes import RequestChange, change_lines, request_changes
+from jupyter_detllm.core.changes import (
+    DifferingText,
+    RequestChange,
+    change_lines,
+    origins_of,
+    request_changes,
+)
 from jupyter_detllm.core.compare import Comparison, EvidenceState, compare_calls
 from jupyter_detllm.core.fields import Role, spec_of
 from jupyter_detllm.core.fingerprint import (
@@ -33,11 +40,13 @@ __all__ = [
     "Outcome",
     "Policy",
     "PolicyKind",
+    "Preemptions",
     "Rule",
     "Verdict",
     "decide",
     "facts_of",
     "model_differences",
+    "own_texts",
 ]
 
 
@@ -48,12 +57,17 @@ class Verdict(StrEnum):
     TOKENS_MATCH = "tokens_match"
     DRIFT = "drift"
     DIVERGED = "diverged"
+    FOLLOWS = "follows"
     STALE = "stale"
     RECORDED = "recorded"
     STRIPPED = "stripped"
     UNSTAMPED = "unstamped"
     NOT_COMPARABLE = "not_comparable"
     ERROR = "error"
+
+
+Preemptions: TypeAlias = tuple[int | None, int | None]
+"""How often requests of the reference and of the actual side were preempted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +95,19 @@ class Facts:
         The generations compared; None unless both sides exist.
     changes
         The requests that differ, each with the nearest one of the other side.
+    chained
+        Whether these, or later tries, follow from texts of the cell itself: a later request
+        of it contains what an earlier one generated.
+    follows
+        Labels of the earlier cells whose texts differ and from which all changes follow.
     current
         Whether the actual side was made from the cell's current source, where that is not
         the reference's.
     beyond
         Says that a side lies beyond what its engine's self-test showed, and how far that
         reaches; None where none does. It decides no verdict.
+    events
+        What happened in a run and may be the cause, one line each. They decide no verdict.
     """
 
     problems: tuple[str, ...] = ()
@@ -99,13 +120,16 @@ class Facts:
     fields: tuple[FieldDiff, ...] = ()
     comparison: Comparison | None = None
     changes: tuple[RequestChange, ...] = ()
+    chained: bool = False
+    follows: tuple[str, ...] = ()
     current: bool = False
     beyond: str | None = None
+    events: tuple[str, ...] = ()
 
     @property
     def possible_causes(self) -> tuple[str, ...]:
         """Possible causes of a difference other than `fields`, one line each."""
-        return (self.beyond,) if self.beyond else ()
+        return (*((self.beyond,) if self.beyond else ()), *self.events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +189,8 @@ def _other_requests(facts: Facts) -> tuple[str, ...] | None:
         return None
     if comparison.nested and not comparison.tokens_equal:
         return None  # requests on both sides differ: explained, not reported as stale
+    if facts.chained and not comparison.tokens_equal:
+        return None  # a consequence of the tokens that differ, which are reported
     config = tuple(str(diff) for diff in facts.fields if diff.name == GENERATION_CONFIG)
     if facts.changes:
         return (*change_lines(facts.changes), *config)
@@ -175,6 +201,14 @@ def _other_requests(facts: Facts) -> tuple[str, ...] | None:
 
 def _retold_requests(facts: Facts) -> tuple[str, ...] | None:
     return None if facts.comparison is None else facts.comparison.retold or None
+
+
+def _follows(facts: Facts) -> tuple[str, ...] | None:
+    comparison = facts.comparison
+    if not facts.follows or comparison is None or not comparison.tokens_equal:
+        return None
+    cells = ", ".join(facts.follows)
+    return (f"follows from {cells}: the prompt contains its text, which differs",)
 
 
 def _tokens_differ(facts: Facts) -> bool:
@@ -230,6 +264,7 @@ RULES: tuple[Rule, ...] = (
     Rule("source-changed", Verdict.STALE, _source_changed),
     Rule("same-run", Verdict.RECORDED, _same_run),
     Rule("incomparable", Verdict.NOT_COMPARABLE, lambda facts: facts.incomparable or None),
+    Rule("follows", Verdict.FOLLOWS, _follows),
     Rule("other-requests", Verdict.STALE, _other_requests),
     Rule("retold-requests", Verdict.STALE, _retold_requests),
     Rule("drift", Verdict.DRIFT, _drift),
@@ -257,6 +292,7 @@ def facts_of(
     *,
     present_source: str | None = None,
     same_run: bool = False,
+    preemptions: Preemptions = (None, None),
 ) -> Facts:
     """Return the facts about two stamps.
 
@@ -269,11 +305,18 @@ def facts_of(
         purpose).
     same_run
         Whether the actual side is from the run that was promoted.
+    preemptions
+        How often a request of either side was preempted, None where that is not known.
     """
     changed = present_source is not None and not (
         reference.is_of(present_source) and actual.is_of(present_source)
     )
     comparison = compare_calls(reference.calls, actual.calls)
+    changes = () if comparison.complete else request_changes(reference, actual)
+    chained = not comparison.complete and _chained(comparison, changes)
+    if chained and _sizes(reference) == _sizes(actual):
+        # The batches differ in what follows from texts of the cell: no cause, a consequence.
+        comparison = replace(comparison, batch_equal=True)
     return Facts(
         source_changed=changed,
         current=changed and present_source is not None and actual.is_of(present_source),
@@ -281,9 +324,50 @@ def facts_of(
         incomparable=_incomparables(reference, actual),
         fields=_numerics(reference, actual, comparison),
         comparison=comparison,
-        changes=() if comparison.complete else request_changes(reference, actual),
+        changes=changes,
+        chained=chained,
         beyond=_beyond(reference, actual),
+        events=_preempted(reference, actual, preemptions),
     )
+
+
+def _chained(comparison: Comparison, changes: tuple[RequestChange, ...]) -> bool:
+    texts = own_texts(comparison)
+    return bool(texts) and (not changes or bool(origins_of(changes, texts)))
+
+
+def own_texts(comparison: Comparison, origin: str = "") -> list[DifferingText]:
+    """Return the texts that differ although their requests are equal."""
+    return [
+        DifferingText(origin, pair.reference.text, pair.actual.text)
+        for pair in comparison.pairs
+        if pair.reference.text != pair.actual.text
+    ]
+
+
+_KV_BLOCKS = "engine.kv_blocks"
+
+
+def _preempted(reference: Stamp, actual: Stamp, preemptions: Preemptions) -> tuple[str, ...]:
+    """Say that requests were preempted, or may have been since the sides had other room."""
+    if reference.level is Level.INVARIANT and not (reference.beyond_reach or actual.beyond_reach):
+        return ()  # what is computed again in another batch gives the same
+    blocks = tuple(
+        stamp.fingerprint.informational.get(_KV_BLOCKS) if stamp.fingerprint else None
+        for stamp in (reference, actual)
+    )
+    room = f"; {_KV_BLOCKS}: {blocks[0]} -> {blocks[1]}" if None not in blocks else ""
+    known = [
+        f"{count} {word}"
+        for count, word in zip(preemptions, ("recorded", "now"), strict=True)
+        if count
+    ]
+    if known:
+        what = f"requests were preempted ({', '.join(known)}) and computed again in other batches"
+        return (what + (room if blocks[0] != blocks[1] else ""),)
+    if room and blocks[0] != blocks[1] and None in preemptions:
+        return (f"a side may have preempted requests{room}",)
+    return ()
 
 
 def _beyond(reference: Stamp, actual: Stamp) -> str | None:
@@ -397,8 +481,12 @@ def _batch_diff(reference: Stamp, actual: Stamp) -> FieldDiff:
     return FieldDiff(spec.name, spec.role, left, right, spec.why, spec.align, spec.weight)
 
 
+def _sizes(stamp: Stamp) -> list[int]:
+    return [len(call.requests) for call in stamp.calls]
+
+
 def _batch_text(stamp: Stamp) -> str:
-    sizes = [len(call.requests) for call in stamp.calls]
+    sizes = _sizes(stamp)
     calls = f" in {len(sizes)} calls" if len(sizes) > 1 else ""
     total = sum(sizes)
     return f"{total} request{'' if total == 1 else 's'} together{calls}"

@@ -186,6 +186,7 @@ def compare_live(
     source: str,
     metadata: Mapping[str, Any],
     known: Mapping[str, Fingerprint],
+    preemptions: int | None = None,
 ) -> LiveResult:
     """Compare a fresh stamp with the reference in a cell's metadata.
 
@@ -199,6 +200,8 @@ def compare_live(
         That of the cell, as the front end sent it (`sent_metadata`).
     known
         Fingerprints this kernel has stamped under, by digest.
+    preemptions
+        How often a request of this run was preempted.
     """
     value = metadata.get(KEY)
     meta = value if isinstance(value, dict) else {}
@@ -219,7 +222,14 @@ def compare_live(
     # Where nothing states which run was recorded, an equal stamp may be that run's.
     unnamed = not isinstance(meta.get("recorded_run"), str)
     same_run = unnamed and recorded["digest"] == stored["digest"]
-    outcome = decide(facts_of(reference, stamp, present_source=source, same_run=same_run))
+    facts = facts_of(
+        reference,
+        stamp,
+        present_source=source,
+        same_run=same_run,
+        preemptions=(None, preemptions),
+    )
+    outcome = decide(facts)
     return LiveResult(outcome, str(recorded["digest"]), _fingerprint_state(reference, stamp))
 
 

@@ -650,7 +650,8 @@ def emit_stamp(shell: Any, end: CellEnd) -> None:
     metadata = sent_metadata(shell)
     if metadata is not None:
         known = session.ledger.fingerprints
-        result = compare_live(record.stamp, record.stored, end.source, metadata, known)
+        preempted = sum(stats.preemptions for stats in record.stats)
+        result = compare_live(record.stamp, record.stored, end.source, metadata, known, preempted)
         record = replace(record, run={**record.run, **result.to_run()}, live=result)
     show_stamp(shell, session.keep(record))
     panels = sys.modules.get("jupyter_detllm.kernel.panel_widget")

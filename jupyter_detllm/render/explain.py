@@ -324,6 +324,9 @@ def command(verb: str, path: str) -> str:
 
 def advice(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> str | None:
     """Return what to do next, or None if there is nothing to do."""
+    if cell.verdict is Verdict.FOLLOWS:
+        origin = clip(visible(cell.outcome.facts.follows[0]), _COLUMNS)
+        return f"see {origin} first: this cell counts as that one does"
     if mode is Mode.COMPARE:
         return _between(cell, path)
     if mode is Mode.REPLAY:

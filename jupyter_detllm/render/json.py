@@ -92,6 +92,7 @@ def _cell(cell: CellReport, path: str, mode: Mode) -> dict[str, Json]:
             {"name": found.name, "reference": found.reference, "actual": found.actual}
             for found in cell.uncovered
         ],
+        "follows": list(facts.follows),
         "changes": [_change(change) for change in facts.changes],
         "since": None if differs_since is None else differs_since.value,
         "explanation": lines,

@@ -42,11 +42,11 @@ from jupyter_detllm.core.notebook import (
 )
 from jupyter_detllm.core.promotion import Change, Update, promote
 from jupyter_detllm.core.stamp import source_digest
-from jupyter_detllm.core.verdict import Verdict
+from jupyter_detllm.core.verdict import Outcome, Verdict
 from jupyter_detllm.errors import NotebookError, UsageError
 from jupyter_detllm.render.explain import explain, verdict_words
 from jupyter_detllm.render.visible import clip, visible
-from jupyter_detllm.verify.report import CellReport, Standing, judged
+from jupyter_detllm.verify.report import CellReport, Standing, following, judged
 
 __all__ = ["MAX_BODY", "MAX_CELLS", "PROTOCOL", "Judge", "UnknownCellsError"]
 
@@ -70,10 +70,19 @@ class _Read:
     view: CellView | None
     resolved: frozenset[str]
     rows: dict[tuple[str, ...], JsonObject] = field(default_factory=dict)
+    outcomes: dict[tuple[str, ...], Outcome] = field(default_factory=dict)
 
     @classmethod
     def of(cls, view: CellView | None, fingerprints: Mapping[str, object]) -> _Read:
         return cls(view, _resolved(view, fingerprints))
+
+    def report(self, view: CellView) -> CellReport:
+        """Return the report about the cell, which stands in the notebook as `view`."""
+        key = _against(view)
+        outcome = self.outcomes.get(key)
+        if outcome is None:
+            outcome = self.outcomes[key] = check_cell(view)
+        return judged(view, outcome, None)
 
     def holds_among(self, fingerprints: Mapping[str, object]) -> bool:
         """Return whether reading the cell again, with these fingerprints, would give the same."""
@@ -279,23 +288,35 @@ class _Reading:
 
     def rows(self) -> list[JsonObject]:
         """Return what a page shows, cell by cell."""
-        there = [self._row(self._reads[id(self._raws[v.number - 1])], v) for v in self.view.cells]
-        return there + [self._placed(_row_of(view), view) for view in self.view.lost]
+        reads = [self._reads[id(self._raws[view.number - 1])] for view in self.view.cells]
+        reports = [read.report(view) for read, view in zip(reads, self.view.cells, strict=True)]
+        found = zip(reads, reports, following(reports), strict=True)
+        lost = [judged(view, check_cell(view), None) for view in self.view.lost]
+        return [
+            *(self._row(read, own, shown) for read, own, shown in found),
+            *(_placed(_new_row(report), report.view) for report in lost),
+        ]
 
-    def _row(self, read: _Read, view: CellView) -> JsonObject:
-        key = (view.lost, *view.problems)
-        row = read.rows.get(key)
+    def _row(self, read: _Read, own: CellReport, shown: CellReport) -> JsonObject:
+        key = _against(own.view)
+        # What follows from an earlier cell depends on that one, so its row is not kept.
+        row = read.rows.get(key) if shown is own else _new_row(shown)
         if row is None:
-            row = read.rows[key] = _row_of(view)
-        return self._placed(row, view)
-
-    @staticmethod
-    def _placed(row: JsonObject, view: CellView) -> JsonObject:
-        return {**row, "number": view.number, "label": clip(visible(view.label), _LABEL)}
+            row = read.rows[key] = _new_row(shown)
+        return _placed(row, own.view)
 
 
-def _row_of(view: CellView) -> JsonObject:
-    report = judged(view, check_cell(view), None)
+def _placed(row: JsonObject, view: CellView) -> JsonObject:
+    return {**row, "number": view.number, "label": clip(visible(view.label), _LABEL)}
+
+
+def _against(view: CellView) -> tuple[str, ...]:
+    """Return what the notebook around a cell adds to how it was read."""
+    return (view.lost, *view.problems)
+
+
+def _new_row(report: CellReport) -> JsonObject:
+    view = report.view
     compared = view.actual is not None and view.reference is not None and not view.problems
     return {
         "id": view.cell_id,

@@ -17,7 +17,15 @@ from jupyter_detllm.core.fields import Group
 from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint, diff_fingerprints
 from jupyter_detllm.core.notebook import CellView, NotebookView, Which, read_notebook
 from jupyter_detllm.core.stamp import Stamp, source_digest
-from jupyter_detllm.core.verdict import Facts, Outcome, Policy, Verdict, decide, facts_of
+from jupyter_detllm.core.verdict import (
+    Facts,
+    Outcome,
+    Policy,
+    Preemptions,
+    Verdict,
+    decide,
+    facts_of,
+)
 from jupyter_detllm.errors import DetLLMError, NotebookError, StampError
 from jupyter_detllm.verify.report import (
     CellReport,
@@ -26,6 +34,7 @@ from jupyter_detllm.verify.report import (
     NotebookReport,
     Report,
     Standing,
+    following,
     judged,
 )
 from jupyter_detllm.verify.sources import read_file
@@ -142,7 +151,7 @@ def _compared(
     ]
     return replace(
         report,
-        cells=tuple(_cell(pair, left, right, policy) for pair in pairs),
+        cells=following(_cell(pair, left, right, policy) for pair in pairs),
         problems=tuple(problems),
         environment=_environments(pairs, left, right),
         notes=(left.note(), right.note()),
@@ -182,10 +191,14 @@ def _outcome(pair: _Pair, left: _Side, right: _Side) -> Outcome:
     reference, actual = left.stamp(a), right.stamp(b)
     if reference is None or actual is None:
         raise AssertionError("a cell without a problem is compared by its stamp")
+    noted = [
+        cell.preemptions if stamp is cell.actual else None
+        for cell, stamp in ((a, reference), (b, actual))
+    ]
     runs = {left.run_of(a), right.run_of(b)} - {""}
     # As within one notebook: equal stamps are one run unless their ids say that they are two.
     same = len(runs) < 2 and reference.digest == actual.digest
-    outcome = decide(replace(_facts(reference, actual), same_run=same))
+    outcome = decide(replace(_facts(reference, actual, (noted[0], noted[1])), same_run=same))
     if outcome.rule == "same-run":
         return replace(outcome, reasons=("both sides are the same run: nothing was compared",))
     changes = outcome.facts.changes
@@ -194,8 +207,8 @@ def _outcome(pair: _Pair, left: _Side, right: _Side) -> Outcome:
     return outcome
 
 
-def _facts(reference: Stamp, actual: Stamp) -> Facts:
-    facts = facts_of(reference, actual)
+def _facts(reference: Stamp, actual: Stamp, preemptions: Preemptions) -> Facts:
+    facts = facts_of(reference, actual, preemptions=preemptions)
     if facts.comparison is None:
         return facts
     # Neither side is known to be the later one: one may be the run that filled the cache.

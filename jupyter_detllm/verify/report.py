@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from jupyter_detllm.core.changes import DifferingText, origins_of
 from jupyter_detllm.core.circumstances import Circumstances, Uncovered, circumstances_of, uncovered
 from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff
 from jupyter_detllm.core.notebook import CellView
-from jupyter_detllm.core.verdict import DEFAULT_POLICY, Outcome, Policy, Verdict
+from jupyter_detllm.core.verdict import (
+    DEFAULT_POLICY,
+    Outcome,
+    Policy,
+    Verdict,
+    decide,
+    own_texts,
+)
 from jupyter_detllm.errors import NotebookError, UsageError
 
 __all__ = [
@@ -24,6 +33,7 @@ __all__ = [
     "Report",
     "Standing",
     "exit_code",
+    "following",
     "judged",
     "parse_accept",
     "unreadable",
@@ -91,7 +101,8 @@ class CellReport:
     """The verdict about one cell, and whether the policy accepts it.
 
     `accepted` is the policy's word about the verdict; a skipped cell is judged all the
-    same, but does not count.
+    same, but does not count. `counts_as` is the standing of the cell that this one follows
+    from, None where it follows from none.
     """
 
     view: CellView
@@ -100,6 +111,7 @@ class CellReport:
     policy_from: PolicySource
     accepted: bool
     skipped: bool
+    counts_as: Standing | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -129,6 +141,8 @@ class CellReport:
         """What the cell means for the exit code."""
         if self.skipped:
             return Standing.SKIPPED
+        if self.counts_as is not None:
+            return self.counts_as
         if self.verdict is Verdict.ERROR:
             return Standing.INVALID
         if self.verdict in _UNVERIFIED:
@@ -147,6 +161,41 @@ def judged(cell: CellView, outcome: Outcome, policy: Policy | None) -> CellRepor
     chosen, source = _policy(cell, policy)
     accepted = chosen.accepts(outcome.verdict, outcome.facts.comparison)
     return CellReport(cell, outcome, chosen, source, accepted, cell.skipped)
+
+
+def following(cells: Iterable[CellReport]) -> tuple[CellReport, ...]:
+    """Return the cells of a notebook, in order, with those that follow from an earlier one.
+
+    A cell whose requests differ only because they contain a text of an earlier cell, which
+    is another text now, follows from that cell and counts with it.
+    """
+    texts: list[DifferingText] = []
+    out: list[CellReport] = []
+    for cell in cells:
+        facts = cell.outcome.facts
+        if cell.verdict is Verdict.STALE and facts.changes and not facts.source_changed:
+            cell = _followed(cell, texts, out)
+        if facts.comparison is not None:
+            texts += own_texts(facts.comparison, cell.view.label)
+            texts += [text for change in facts.changes for text in change.texts(cell.view.label)]
+        out.append(cell)
+    return tuple(out)
+
+
+def _followed(
+    cell: CellReport, texts: Sequence[DifferingText], earlier: Sequence[CellReport]
+) -> CellReport:
+    own = cell.view.label
+    found = origins_of(cell.outcome.facts.changes, texts, own)
+    labels = tuple(label for label in found if label != own)
+    outcome = decide(replace(cell.outcome.facts, follows=labels))
+    if outcome.verdict is not Verdict.FOLLOWS:
+        return cell
+    standings = [other.standing for other in earlier if other.view.label in labels]
+    order = {Standing.INVALID: 0, Standing.FAILED: 1, Standing.ACCEPTED: 3}
+    worst = min(standings, key=lambda standing: order.get(standing, 2))
+    accepted = worst in (Standing.ACCEPTED, Standing.RELAXED)
+    return replace(cell, outcome=outcome, accepted=accepted, counts_as=worst)
 
 
 def _policy(cell: CellView, policy: Policy | None) -> tuple[Policy, PolicySource]:

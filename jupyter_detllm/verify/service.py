@@ -14,6 +14,7 @@ from jupyter_detllm.verify.report import (
     NotebookReport,
     Report,
     Standing,
+    following,
     judged,
     unreadable,
 )
@@ -78,7 +79,8 @@ def check_notebook(
     view = read_notebook(notebook)
     failed = failures or {}
     cells = tuple(_check(cell, policy, failed.get(cell.number)) for cell in view.judged)
-    return NotebookReport(path, cells, (*problems, *view.problems), notes=_uncovered(view.cells))
+    notes = _uncovered(view.cells)
+    return NotebookReport(path, following(cells), (*problems, *view.problems), notes=notes)
 
 
 def _uncovered(cells: Iterable[CellView]) -> tuple[str, ...]:

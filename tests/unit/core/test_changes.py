@@ -58,7 +58,7 @@ def lines(left: Stamp, right: Stamp) -> tuple[str, ...]:
 
 
 LONG = "Tell me at length about the history of the beautiful city of {} in spring."
-HOT = {"temperature": 0.5}
+HOT: dict[str, Any] = {"temperature": 0.5}
 
 
 def messages(*pairs: tuple[str, str]) -> Prompt:

@@ -112,7 +112,7 @@ def test_the_longest_explanation_has_15_lines() -> None:
         ),
         (
             stamp("An old pond.", prompts=["q"]),
-            '1 request differs: the prompt differs from character 1: "prompt" -> "q"',
+            '1 request differs: the prompt differs from character 1: "prompt 0" -> "q"',
         ),
     ],
 )

@@ -124,6 +124,7 @@ def test_every_verdict_and_every_rule_can_be_reached() -> None:
             Facts(incomparable=("x",)),
             Facts(fields=(FIELD,), comparison=COMPARISONS["tokens"][0]),
             Facts(comparison=replace(EQUAL, retold=("request 1 reads otherwise",))),
+            Facts(follows=("cell 1",), comparison=COMPARISONS["disjoint"][0]),
         )
     }
     assert reached == {rule.name for rule in RULES}

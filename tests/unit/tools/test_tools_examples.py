@@ -115,14 +115,14 @@ def test_a_cell_that_asks_about_what_drifted_is_another_machines_too(
     reports: dict[str, Report], runs: Runs, tmp_path: Path
 ) -> None:
     verdicts = [cell.verdict for cell in reports["judged"].cells]
-    assert verdicts == [Verdict.DRIFT, Verdict.STALE]
+    assert verdicts == [Verdict.DRIFT, Verdict.FOLLOWS]
     assert repeated(runs, reports["judged"], judge(tmp_path, drifts=False))
     assert runs.promoted == [NAME]
 
 
 def test_other_requests_under_the_same_fingerprint_fail(runs: Runs, tmp_path: Path) -> None:
     report = judge(tmp_path, drifts=True, elsewhere=1)
-    assert [cell.verdict for cell in report.cells] == [Verdict.DRIFT, Verdict.STALE]
+    assert [cell.verdict for cell in report.cells] == [Verdict.DRIFT, Verdict.FOLLOWS]
     assert not repeated(runs, report)
     assert not runs.promoted
 

@@ -141,9 +141,9 @@ def test_two_servers_by_their_notebooks(
     numerics = [diff for diff in found.outcome.facts.fields if diff.role is Role.NUMERICS]
     assert [diff.name for diff in numerics][:1] == ([cause] if cause else [])
     assert report.exit_code == (0 if verdict is Verdict.MATCH else 1)
-    # Memory is reported from the stamps alone, by its effect: the number of KV blocks.
+    # Memory is reported from the stamps alone, with its effect: the number of KV blocks.
     (environment,) = report.notebooks[0].environment
-    assert [diff.name for diff in environment.informational] == ["hardware.gpu_memory"]
+    assert [diff.name for diff in environment.informational] == MEMORY
     lines = "\n".join(environment_lines(report.notebooks[0]))
     since = "since the" if verdict is Verdict.MATCH else "if"
     assert f"also different, but unlikely to matter {since} outputs are equal:" in lines
