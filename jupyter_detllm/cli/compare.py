@@ -22,6 +22,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=[Which.ACTUAL.value, Which.REFERENCE.value],
         help="which stamps of notebooks; default: those of outputs, else references",
     )
+    parser.add_argument(
+        "--packages",
+        nargs=2,
+        metavar=("A.txt", "B.txt"),
+        help="outputs of `pip freeze`, in place of the package lists that A and B hold",
+    )
     add_verifying(parser)
 
 
@@ -29,4 +35,5 @@ def run(args: argparse.Namespace) -> int:
     """Compare the files, print the report and return its exit code."""
     policy, accept = judging(args, (args.left, args.right))
     which = Which(args.side or Which.ONE)
-    return deliver(compare_paths(args.left, args.right, policy, accept, which), args)
+    packages = tuple(args.packages) if args.packages else None
+    return deliver(compare_paths(args.left, args.right, policy, accept, which, packages), args)

@@ -1,4 +1,4 @@
-"""The package list of a stamped environment, kept in notebook metadata. Pure.
+"""The package list of a stamped environment: kept in notebook metadata, compared. Pure.
 
 A stamp holds the list's digest; the list itself is stored under that digest, which
 distinguishes it from lists of other environments and from edited ones.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from jupyter_detllm.core.canonical import digest_of
@@ -18,6 +19,10 @@ from jupyter_detllm.core.stamp import Stamp
 __all__ = [
     "LISTS_KEY",
     "MAX_PACKAGES",
+    "PackageDiff",
+    "compare_packages",
+    "frozen_packages",
+    "is_package_list",
     "keep_package_list",
     "list_digest",
     "list_digests",
@@ -28,6 +33,13 @@ __all__ = [
 LISTS_KEY = "packages"
 MAX_PACKAGES = 5_000
 _MAX_CHARS = 300
+_ABSENT = "(absent)"
+_FROZEN = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]{0,99})===?(?P<version>[\w.+!-]{1,100})", re.ASCII)
+_PLACED = re.compile(
+    r"(?:(?P<named>[A-Za-z0-9][\w.-]{0,99}) @ (?P<where>\S{1,1000})"
+    r"|-e (?P<other>\S{1,1000})#egg=(?P<egg>[\w.-]{1,100})(?:&\S*)?)",
+    re.ASCII,
+)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -66,7 +78,7 @@ def package_lists(notebook: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     stored = own_metadata(notebook).get(LISTS_KEY)
     found = {}
     for digest, packages in stored.items() if isinstance(stored, dict) else ():
-        if _is_list(packages) and list_digest(packages) == digest:
+        if is_package_list(packages) and list_digest(packages) == digest:
             found[digest] = tuple(packages)
     return found
 
@@ -83,7 +95,65 @@ def keep_package_list(notebook: JsonObject, packages: Sequence[str]) -> JsonObje
     return {**notebook, "metadata": {**notebook.get("metadata", {}), KEY: meta}}
 
 
-def _is_list(packages: object) -> bool:
+@dataclass(frozen=True, slots=True)
+class PackageDiff:
+    """A package whose versions differ; None where a side has not installed it."""
+
+    name: str
+    left: str | None
+    right: str | None
+
+    def __str__(self) -> str:
+        """Return ``name: left -> right``."""
+        left, right = (_ABSENT if v is None else v for v in (self.left, self.right))
+        return f"{self.name}: {left} -> {right}"
+
+
+def compare_packages(left: Sequence[str], right: Sequence[str]) -> tuple[PackageDiff, ...]:
+    """Return the packages that differ between two lists of ``name==version``, by name."""
+    a, b = _versions(left), _versions(right)
+    return tuple(
+        PackageDiff(name, a.get(name), b.get(name))
+        for name in sorted(a.keys() | b.keys())
+        if a.get(name) != b.get(name)
+    )
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        name, _, version = package.partition("==")
+        found[re.sub(r"[-_.]+", "-", name.strip()).lower()] = version.strip()
+    return found
+
+
+def frozen_packages(text: str) -> tuple[str, ...]:
+    """Read the output of `pip freeze`; raise `ValueError` for other text.
+
+    Of a package from a file or an address only its last part is kept, since the rest may
+    hold a user's name or a password.
+    """
+    found = []
+    for line in map(str.strip, text.splitlines()):
+        if not line or line.startswith("#"):
+            continue
+        if (frozen := _FROZEN.fullmatch(line)) is not None:
+            found.append(f"{frozen['name']}=={frozen['version']}")
+        elif (placed := _PLACED.fullmatch(line)) is not None:
+            name = placed["named"] or placed["egg"]
+            where = (
+                re.split(r"[?#]", placed["where"] or placed["other"])[0]
+                .rstrip("/")
+                .rpartition("/")[2]
+            )
+            found.append(f"{name}==from {where.rpartition('@')[2]}")
+        else:
+            raise ValueError(line)
+    return tuple(found)
+
+
+def is_package_list(packages: object) -> TypeGuard[list[str]]:
+    """Return whether this is a list of packages as it may be stored."""
     return (
         isinstance(packages, list)
         and len(packages) <= MAX_PACKAGES

@@ -14,7 +14,7 @@ from jupyter_detllm.core.changes import RequestChange, change_lines
 from jupyter_detllm.core.circumstances import changes_results
 from jupyter_detllm.core.compare import Comparison, Divergence, EvidenceState, PairComparison
 from jupyter_detllm.core.fields import Role
-from jupyter_detllm.core.fingerprint import FieldDiff, FieldValue
+from jupyter_detllm.core.fingerprint import PACKAGES_FIELD, FieldDiff, FieldValue
 from jupyter_detllm.core.generation import Generation, GenerationRequest, MarginClass
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import JsonObject, Since, read_notebook, since
@@ -42,6 +42,7 @@ __all__ = [
     "heading_of",
     "informational_heading",
     "next_step",
+    "package_lines",
     "side_labels",
     "verdict_words",
     "what_changed",
@@ -124,6 +125,8 @@ def _heading(cell: CellReport) -> str:
 
 def verdict_words(cell: CellReport) -> str:
     """Return the verdict about a cell, and what the policy or a tag makes of it."""
+    if cell.counts_as is not None:
+        return f"{cell.verdict}, counts as {cell.counts_as.value.replace('_', ' ')}"
     policy = f"policy {cell.policy} ({cell.policy_from})"
     word = {
         Standing.FAILED: f", not accepted by {policy}",
@@ -492,7 +495,23 @@ def _group_lines(found: EnvironmentReport, notebook: NotebookReport) -> list[str
         for diff in found.informational[:_MOST_DIFFERING]:
             lines += _field_line("  -", diff)
         lines += _more_line(len(found.informational))
+    lines += package_lines(found)
     return lines + [f"not compared: {visible(line)}" for line in found.missing]
+
+
+def package_lines(found: EnvironmentReport) -> list[str]:
+    """Return the packages that differ, and how to see them where a list is not known."""
+    if found.packages is None:
+        if not any(diff.name == PACKAGES_FIELD for diff in found.fields):
+            return []
+        how = "`stamp --with-packages` stores it; or `compare A B --packages A.txt B.txt`"
+        return [f"packages: a side's list is not known ({how}, each from `pip freeze`)"]
+    if not found.packages:
+        return ["packages: the same versions"]
+    shown = [f"  - {clip(visible(str(diff)), 96)}" for diff in found.packages[:_MOST_DIFFERING]]
+    more = len(found.packages) - len(shown)
+    rest = [f"    and {more} more (--json lists them)"] if more else []
+    return [f"packages that differ ({len(found.packages)}):", *shown, *rest]
 
 
 def _field_line(mark: str, diff: FieldDiff) -> list[str]:

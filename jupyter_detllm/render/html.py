@@ -29,11 +29,19 @@ from jupyter_detllm.render.explain import (
     heading_of,
     informational_heading,
     next_step,
+    package_lines,
     side_labels,
 )
 from jupyter_detllm.render.text import conclusion
 from jupyter_detllm.render.visible import block_text, visible
-from jupyter_detllm.verify.report import CellReport, Mode, NotebookReport, Report, Standing
+from jupyter_detllm.verify.report import (
+    CellReport,
+    EnvironmentReport,
+    Mode,
+    NotebookReport,
+    Report,
+    Standing,
+)
 
 __all__ = ["render"]
 
@@ -133,6 +141,7 @@ def style_source() -> str:
 
 _MOST_PAIRS = 64
 _MOST_FIELDS = 100
+_MOST_PACKAGES = 500
 # The page shows these in full, so their lines would repeat it.
 _SHOWN_BELOW = frozenset({"prompt", "context", "recorded", "now", "A", "B"})
 _SECURITY = "default-src 'none'; style-src {style}; base-uri 'none'; form-action 'none'"
@@ -240,8 +249,27 @@ def _compared_fields(notebook: NotebookReport, labels: tuple[str, str]) -> list[
         if found.informational:
             caption = informational_heading(found, notebook).removesuffix(":")
             parts.append(_table(caption, found.informational, labels))
+        parts += _packages(found)
         parts += [f'<p class="muted">not compared: {inline(m)}</p>\n' for m in found.missing]
     return parts
+
+
+def _packages(found: EnvironmentReport) -> list[str]:
+    if not found.packages:
+        return [f'<p class="muted">{inline(line)}</p>\n' for line in package_lines(found)]
+    rows = "".join(
+        f'<tr><td class="field">{inline(diff.name)}</td>'
+        f'<td class="value">{inline(field_value(diff.left))}</td>'
+        f'<td class="value">{inline(field_value(diff.right))}</td></tr>'
+        for diff in found.packages[:_MOST_PACKAGES]
+    )
+    more = len(found.packages) - _MOST_PACKAGES
+    return [
+        f'<div class="scroll"><table><caption>packages that differ ({len(found.packages)})'
+        '</caption><thead><tr><th scope="col">package</th><th scope="col">A</th>'
+        f'<th scope="col">B</th></tr></thead><tbody>{rows}</tbody></table></div>'
+        f"{f'<p>and {more} more</p>' if more > 0 else ''}\n"
+    ]
 
 
 def _table(caption: str, fields: Iterable[FieldDiff], labels: tuple[str, str]) -> str:

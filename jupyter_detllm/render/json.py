@@ -59,6 +59,9 @@ def _environment(found: EnvironmentReport) -> dict[str, Json]:
         "missing": list(found.missing),
         "cells": list(found.cells),
         "decides": found.decides,
+        "packages": None
+        if found.packages is None
+        else [{"name": p.name, "left": p.left, "right": p.right} for p in found.packages],
     }
 
 

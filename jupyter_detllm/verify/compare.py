@@ -6,16 +6,30 @@ what is left, by most requests in common, then by source, cell id, and prompts.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from jupyter_detllm.controls.environ import ENV_CONTROLS
 from jupyter_detllm.core.changes import change_lines
 from jupyter_detllm.core.fields import Group
-from jupyter_detllm.core.fingerprint import FieldValue, Fingerprint, diff_fingerprints
+from jupyter_detllm.core.fingerprint import (
+    PACKAGES_FIELD,
+    FieldValue,
+    Fingerprint,
+    diff_fingerprints,
+)
 from jupyter_detllm.core.notebook import CellView, NotebookView, Which, read_notebook
+from jupyter_detllm.core.packages import (
+    compare_packages,
+    frozen_packages,
+    is_package_list,
+    list_digest,
+    package_lists,
+)
 from jupyter_detllm.core.stamp import Stamp, source_digest
 from jupyter_detllm.core.verdict import (
     Facts,
@@ -26,7 +40,7 @@ from jupyter_detllm.core.verdict import (
     decide,
     facts_of,
 )
-from jupyter_detllm.errors import DetLLMError, NotebookError, StampError
+from jupyter_detllm.errors import DetLLMError, NotebookError, StampError, UsageError
 from jupyter_detllm.verify.report import (
     CellReport,
     EnvironmentReport,
@@ -53,6 +67,14 @@ class _Side:
     fingerprint: Fingerprint | None = None
     notebook: NotebookView | None = None
     which: Which = Which.ONE
+    packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    frozen: tuple[str, ...] | None = None
+
+    def list_of(self, fingerprint: Fingerprint) -> tuple[str, ...] | None:
+        """Return the package list of a fingerprint: the one given, or the one stored."""
+        if self.frozen is not None:
+            return self.frozen
+        return self.packages.get(str(fingerprint.informational.get(PACKAGES_FIELD)))
 
     @property
     def cells(self) -> tuple[CellView, ...]:
@@ -91,6 +113,7 @@ def compare_paths(
     policy: Policy | None = None,
     accept: frozenset[Standing] = frozenset(),
     which: Which = Which.ONE,
+    packages: tuple[str | Path, str | Path] | None = None,
 ) -> Report:
     """Compare two files, each a notebook or a fingerprint.
 
@@ -104,12 +127,16 @@ def compare_paths(
         What is not verified, but accepted.
     which
         Which stamp of a cell is compared; by default the actual one if there is one.
+    packages
+        Outputs of `pip freeze`, in place of the package lists that the sides hold.
     """
+    lists = packages or (None, None)
     sides: list[_Side] = []
     problems: list[str] = []
-    for name, path in (("A", left), ("B", right)):
+    for name, path, listed in (("A", left, lists[0]), ("B", right, lists[1])):
         try:
-            sides.append(_read(name, path, which))
+            side = _read(name, path, which)
+            sides.append(side if listed is None else replace(side, frozen=_frozen(listed)))
         except DetLLMError as error:
             problems.append(f"{name}: {str(error).removeprefix(f'{path} ')}")
     found = NotebookReport(str(left), problems=tuple(problems), against=str(right))
@@ -122,13 +149,32 @@ def _read(name: str, path: str | Path, which: Which) -> _Side:
     data = read_file(path).data
     schema = data.get("schema")
     if isinstance(schema, str) and schema.startswith(_FINGERPRINT):
-        return _Side(name, str(path), fingerprint=_fingerprint(data))
+        return _Side(
+            name, str(path), fingerprint=_fingerprint(data), packages=_listed(data.get("packages"))
+        )
     if "nbformat" not in data:
         raise NotebookError(
             f"{path} is neither a notebook nor a fingerprint",
             fix="jupyter detllm fingerprint --out FILE writes a fingerprint",
         )
-    return _Side(name, str(path), notebook=read_notebook(data, which), which=which)
+    view, lists = read_notebook(data, which), package_lists(data)
+    return _Side(name, str(path), notebook=view, which=which, packages=lists)
+
+
+def _listed(packages: object) -> dict[str, tuple[str, ...]]:
+    """Return the package list of a fingerprint's file by its digest."""
+    return {list_digest(packages): tuple(packages)} if is_package_list(packages) else {}
+
+
+def _frozen(path: str | Path) -> tuple[str, ...]:
+    try:
+        return frozen_packages(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(
+            f"{path} is not a package list", expected="what `pip freeze` prints"
+        ) from None
 
 
 def _fingerprint(data: Mapping[str, object]) -> Fingerprint:
@@ -228,9 +274,14 @@ def _environments(
             shown = a or b
             cells.setdefault(keys, []).extend([shown.label] if shown else [])
     decides = left.notebook is None or right.notebook is None
-    return tuple(
-        _environment(known[a], known[b], tuple(labels), decides) for (a, b), labels in cells.items()
-    )
+    found = []
+    for (a, b), labels in cells.items():
+        lists = left.list_of(known[a][0]), right.list_of(known[b][0])
+        report = _environment(known[a], known[b], tuple(labels), decides)
+        if lists[0] is not None and lists[1] is not None:
+            report = replace(report, packages=compare_packages(lists[0], lists[1]))
+        found.append(report)
+    return tuple(found)
 
 
 def _unmatched(left: _Side, right: _Side) -> tuple[_Pair, ...]:
@@ -268,10 +319,14 @@ def _environment(
 ) -> EnvironmentReport:
     a, b = left[0], right[0]
     missing = _not_compared(_groups(a), _groups(b))
-    fields = diff_fingerprints(_without(a, missing), _without(b, missing))
+    a, b = _without(a, missing), _without(b, missing)
     lines = [f"{group}: only {name} recorded it" for group, name in sorted(missing.items())]
-    if not _telling(_without(a, missing)) & _telling(_without(b, missing)):
+    if not _telling(a) & _telling(b):
         lines.append("A and B have no field in common that can change results")
+    if Group.ENGINE in missing:
+        # One side is of a session, which sets controls by itself; the other is a bare shell.
+        a, b = _without_set_by_itself(a, b), _without_set_by_itself(b, a)
+    fields = diff_fingerprints(a, b)
     return EnvironmentReport(left[1], right[1], fields, tuple(lines), cells, decides)
 
 
@@ -284,11 +339,25 @@ def _telling(fingerprint: Fingerprint) -> set[str]:
 def _not_compared(left: set[str], right: set[str]) -> dict[str, str]:
     """Return the groups that one side did not record, and the side that did."""
     missing = {group: "A" if group in left else "B" for group in left ^ right}
-    # No control set is a value like another, but a session sets what a bare shell does not.
-    missing.pop(Group.CONTROLS, None)
-    if Group.ENGINE in missing and Group.CONTROLS in left | right:
-        missing[Group.CONTROLS] = missing[Group.ENGINE]
+    missing.pop(Group.CONTROLS, None)  # no control set is a value like another
     return missing
+
+
+def _without_set_by_itself(one: Fingerprint, other: Fingerprint) -> Fingerprint:
+    """Return a fingerprint without the controls that a session on `other` sets alike.
+
+    What `other` has set is compared. A session keeps the number of threads in use: the cores,
+    where each has one thread.
+    """
+    theirs = other.values()
+    cores = re.match(r"(\d+) cores, \1 threads, \1 usable", str(theirs.get("hardware.cpu_cores")))
+    left_out = set()
+    for control in ENV_CONTROLS:
+        name = f"controls.{control.name}"
+        value = control.value if control.value is not None else (cores[1] if cores else None)
+        if name not in theirs and value is not None and one.numerics.get(name) == value:
+            left_out.add(name)
+    return replace(one, numerics={k: v for k, v in one.numerics.items() if k not in left_out})
 
 
 def _groups(fingerprint: Fingerprint) -> set[str]:

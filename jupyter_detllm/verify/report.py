@@ -13,6 +13,7 @@ from jupyter_detllm.core.circumstances import Circumstances, Uncovered, circumst
 from jupyter_detllm.core.fields import Role
 from jupyter_detllm.core.fingerprint import FieldDiff
 from jupyter_detllm.core.notebook import CellView
+from jupyter_detllm.core.packages import PackageDiff
 from jupyter_detllm.core.verdict import (
     DEFAULT_POLICY,
     Outcome,
@@ -223,6 +224,8 @@ class EnvironmentReport:
         Labels of the cells these fingerprints belong to.
     decides
         Whether there are no generations to judge by, so that the fields do.
+    packages
+        Packages that differ; None where a side's list is not known.
     """
 
     left: str
@@ -231,6 +234,7 @@ class EnvironmentReport:
     missing: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
     decides: bool = False
+    packages: tuple[PackageDiff, ...] | None = None
 
     @property
     def telling(self) -> tuple[FieldDiff, ...]:
