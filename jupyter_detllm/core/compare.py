@@ -29,6 +29,7 @@ __all__ = [
     "Divergence",
     "EvidenceState",
     "PairComparison",
+    "Rounding",
     "compare_calls",
     "compare_generations",
     "first_divergence",
@@ -79,6 +80,21 @@ class Divergence:
         return None if self.margin is None else MarginClass.of(self.margin)
 
 
+class Rounding(StrEnum):
+    """Whether the rounding that is seen before a token is enough to change it."""
+
+    EXPECTED = "expected from rounding"
+    UNEXPLAINED = "not explained by rounding"
+
+    @classmethod
+    def of(cls, margin: float, gap: float) -> Rounding:
+        """Compare a margin with the largest logprob gap before it, both in nats.
+
+        The chosen token may lose as much as its runner-up gains: twice the gap.
+        """
+        return cls.EXPECTED if margin <= 2 * gap else cls.UNEXPLAINED
+
+
 @dataclass(frozen=True, slots=True)
 class PairComparison:
     """One reference generation against the actual one of the same request.
@@ -101,6 +117,36 @@ class PairComparison:
     def tokens_equal(self) -> bool:
         """Whether tokens and finish reason are equal."""
         return self.divergence is None and self.finish_equal
+
+    @property
+    def closest(self) -> tuple[int, float] | None:
+        """Position and size of the smallest recorded margin, of greedy decoding."""
+        evidence = self.reference.evidence
+        if evidence is None or not self.request.sampling.greedy:
+            return None
+        margins = ((evidence.margin(row[0]), row[0]) for row in evidence.rows())
+        found = min(((m, at) for m, at in margins if m is not None), default=None)
+        return None if found is None else (found[1], found[0])
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the margin compares with the largest gap before it; None where one is unknown.
+
+        The margin is that of the first token that differs or, of equal tokens, the smallest.
+        Noise decides between sampled tokens, so that they have none.
+        """
+        gap = self.gap
+        if gap is None or not math.isfinite(gap) or not self.request.sampling.greedy:
+            return None
+        if self.divergence is None:
+            closest = self.closest
+            return Rounding.of(closest[1], gap) if closest is not None and gap else None
+        margin = self.divergence.margin
+        if margin is None or not self.divergence.position:
+            return None  # nothing was compared before it
+        if self.divergence.runner_up_taken is False:
+            return Rounding.UNEXPLAINED  # the token taken was further behind than the runner-up
+        return Rounding.of(margin, gap)
 
 
 @dataclass(frozen=True, slots=True)

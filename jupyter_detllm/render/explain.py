@@ -77,7 +77,7 @@ def explain(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> tuple[Remar
         lines += _difference(cell, side_labels(mode), room)
     elif cell.verdict is not Verdict.MATCH:
         lines += [Remark("why", clip(visible(r), 3 * _COLUMNS)) for r in cell.outcome.reasons[:6]]
-        lines += _incidental(cell)
+        lines += [*_closest(cell), *_incidental(cell)]
     lines += [*beside, *history]
     hint = advice(cell, path, mode)
     if hint is not None:
@@ -300,10 +300,33 @@ def _margin(pair: PairComparison, divergence: Divergence) -> list[Remark]:
     if pair.evidence is EvidenceState.DIFFERS and pair.gap is not None:
         where = "" if pair.gap_position is None else f" (token {pair.gap_position + 1})"
         what = f"logprobs differ by up to {pair.gap:.3g}" if pair.gap else "a runner-up differs"
-        lines.append(Remark("evidence", f"{what} before it{where}"))
+        lines.append(Remark("evidence", f"{what} before it{where}{_rounding(pair)}"))
     elif pair.evidence is EvidenceState.BITWISE and divergence.position:
-        lines.append(Remark("evidence", "logprobs before it are bitwise equal"))
+        lines.append(Remark("evidence", f"logprobs before it are bitwise equal{_rounding(pair)}"))
     return lines
+
+
+def _rounding(pair: PairComparison) -> str:
+    return "" if pair.rounding is None else f": the other token is {pair.rounding}"
+
+
+def _closest(cell: CellReport) -> list[Remark]:
+    """Say of equal tokens how near a flip was: the pair with the least margin for its gap."""
+    comparison = cell.outcome.facts.comparison
+    pairs = comparison.pairs if comparison is not None else ()
+    near = [(pair.closest, pair) for pair in pairs if pair.rounding is not None]
+    found = min(
+        ((at, pair) for at, pair in near if at is not None),
+        key=lambda item: item[0][1] / (item[1].gap or 1.0),
+        default=None,
+    )
+    if cell.verdict is not Verdict.TOKENS_MATCH or found is None:
+        return []
+    (position, margin), pair = found
+    text = (
+        f"smallest {margin:.4g} nats (token {position + 1}), gap {pair.gap:.3g}: a flip would be "
+    )
+    return [Remark("margin", f"{text}{pair.rounding}")]
 
 
 def _margin_text(divergence: Divergence, margin: float, *, classed: bool) -> str:

@@ -154,6 +154,7 @@ def _pair(pair: PairComparison) -> dict[str, Json]:
         "evidence": pair.evidence.value,
         "gap": _number(pair.gap),
         "gap_position": pair.gap_position,
+        "rounding": None if pair.rounding is None else pair.rounding.value,
         "divergence": None if pair.divergence is None else _divergence(pair.divergence),
     }
 

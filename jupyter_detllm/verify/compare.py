@@ -275,9 +275,9 @@ def _environments(
             cells.setdefault(keys, []).extend([shown.label] if shown else [])
     decides = left.notebook is None or right.notebook is None
     found = []
-    for (a, b), labels in cells.items():
-        lists = left.list_of(known[a][0]), right.list_of(known[b][0])
-        report = _environment(known[a], known[b], tuple(labels), decides)
+    for (one, other), labels in cells.items():
+        lists = left.list_of(known[one][0]), right.list_of(known[other][0])
+        report = _environment(known[one], known[other], tuple(labels), decides)
         if lists[0] is not None and lists[1] is not None:
             report = replace(report, packages=compare_packages(lists[0], lists[1]))
         found.append(report)

@@ -25,7 +25,7 @@ from tests.unit.verify.test_compare_files import ALIGNED, SERVER_A, SERVER_B, UP
 
 PAGE = ROOT / "docs" / "howto" / "drift.md"
 SOURCE = "%%detgen haiku\nWrite a haiku."
-THREADS = {"controls.OMP_NUM_THREADS": "2", "torch.threads": 2}
+THREADS: dict[str, FieldValue] = {"controls.OMP_NUM_THREADS": "2", "torch.threads": 2}
 PACKAGES = ("numpy==2.3.5", "torch==2.13.0", "vllm==0.32.0")
 NEWER = ("numpy==2.4.0", "scipy==1.17", "torch==2.13.0", "vllm==0.32.0")
 
@@ -45,7 +45,7 @@ def drifted(fields: Mapping[str, FieldValue]) -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    now = {"controls.OMP_NUM_THREADS": "16", "torch.threads": 16}
+    now: dict[str, FieldValue] = {"controls.OMP_NUM_THREADS": "16", "torch.threads": 16}
     (tmp_path / "old.ipynb").write_text(json.dumps(recorded()))
     for name in ("nb.ipynb", "new.ipynb"):
         (tmp_path / name).write_text(json.dumps(drifted(now)))
