@@ -74,7 +74,7 @@ def explain(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> tuple[Remar
     beside = _circumstances(cell, side_labels(mode))
     if cell.verdict in (Verdict.DRIFT, Verdict.DIVERGED):
         room = _FIELDS - len(history) - len(cell.outcome.facts.possible_causes) - len(beside)
-        lines += _difference(cell, side_labels(mode), room)
+        lines += _difference(cell, side_labels(mode), max(room, 1))
     elif cell.verdict is not Verdict.MATCH:
         lines += [Remark("why", clip(visible(r), 3 * _COLUMNS)) for r in cell.outcome.reasons[:6]]
         lines += [*_closest(cell), *_incidental(cell)]
@@ -375,11 +375,25 @@ def advice(cell: CellReport, path: str, mode: Mode = Mode.CHECK) -> str | None:
         return _about_stripped(cell, path)
     if cell.verdict is Verdict.UNSTAMPED:
         return _about_unstamped(cell, path)
+    if cell.verdict is Verdict.ERROR:
+        return _about_error(cell, path)
     return {
         Verdict.STALE: _about_stale(cell, path, mode),
         Verdict.RECORDED: f"{command('rerun', path)} compares it with a fresh run",
         Verdict.NOT_COMPARABLE: f"{_recorded_side(cell)}, or {_promote_command(path)}",
     }.get(cell.verdict)
+
+
+def _about_error(cell: CellReport, path: str) -> str | None:
+    """Say how to get rid of a stored stamp that was changed, as find-and-replace does."""
+    view = cell.view
+    if any("is already used by cell" in problem for problem in view.problems):
+        return "give this cell another name on its `%%detgen` line, and run it"
+    if view.reference_json is None or view.reference is not None:
+        return None
+    promote = _promote_command(path)
+    broken = view.actual_json is not None and view.actual is None
+    return f"run the cell, then {promote}" if broken or view.actual is None else promote
 
 
 def _about_stale(cell: CellReport, path: str, mode: Mode) -> str:

@@ -305,10 +305,19 @@ def _check_utf8(raw: bytes, path: Path) -> None:
             ) from None
 
 
+_CONFLICT = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
+
+
 def _not_json(path: Path, error: json.JSONDecodeError) -> NotebookError:
     if path.suffix != ".ipynb" and error.pos == 0:
         return NotebookError(f"{path} is not a notebook", expected="a file of JSON, nbformat 4")
     rest = error.doc[error.pos : error.pos + _CHUNK]
+    if len(set(_CONFLICT.findall(error.doc))) == 2:
+        return NotebookError(
+            f"{path} holds the conflict markers of git, and is no JSON with them",
+            expected="a notebook",
+            fix=f"git checkout --ours {path} (or --theirs), or merge it with nbdime",
+        )
     early = error.msg.startswith("Unterminated") or not rest.strip()
     what = "ends too early" if early else "is not JSON"
     where = f"line {error.lineno}, column {error.colno}"
