@@ -99,7 +99,7 @@ def test_50_mb_take_less_memory_than_twice_the_file(kind: str, tmp_path: Path) -
     commands = {
         ("check",): 1,
         ("show",): 0,
-        ("compare", str(bare)): 0,
+        ("compare", str(bare)): 3,  # copies of one run
         ("stamp", "--update", "all"): 0,
         ("strip",): 0,
     }

@@ -302,7 +302,11 @@ def a_source_and_its_run(run: Run, stamp: Stamp, rng: random.Random) -> Case:
 
 
 def a_blank_line(run: Run, stamp: Stamp, rng: random.Random) -> Case:
-    return Case("white space", run, stamp, Verdict.MATCH, "\n" + run.source + " \n\n")
+    return Case("white space", run, stamp, Verdict.MATCH, "\n" + run.source + "\n \n")
+
+
+def a_blank_after_the_prompt(run: Run, stamp: Stamp, rng: random.Random) -> Case:
+    return Case("a blank in the prompt", run, stamp, Verdict.STALE, run.source + " ")
 
 
 def a_model(run: Run, stamp: Stamp, rng: random.Random) -> Case:
@@ -373,6 +377,7 @@ MUTATIONS = (
     an_edited_source,
     a_source_and_its_run,
     a_blank_line,
+    a_blank_after_the_prompt,
     a_model,
     a_model_name,
     a_level,

@@ -71,7 +71,8 @@ def test_a_divergence_says_where_what_how_close_and_what_to_do() -> None:
         f'recorded|" is" (token id {token_id(" is")}), then " still."',
         f'now|" was" (token id {token_id(" was")}), then " quiet."',
         "margin|0.125 nats (near-tie), now 0.25; the other token is not the recorded runner-up",
-        "evidence|a runner-up differs before it (token 1)",
+        "evidence|a runner-up differs before it (token 1): the other token is not explained by "
+        "rounding",
         "next|restart and run all cells in order; `--level invariant` removes batch effects",
     ]
 
