@@ -321,7 +321,7 @@ def test_a_run_without_an_id_is_promoted_without_one() -> None:
 
 
 def test_outputs_after_the_stamp_and_other_metadata_are_kept() -> None:
-    book = notebook(stamped_cell(SOURCE, tags=["mine"]))
+    book = notebook(stamped_cell("det.generate(prompt)", tags=["mine"]))
     book["cells"][0]["outputs"].append({"output_type": "stream", "name": "stdout", "text": "x"})
     book["cells"][0]["outputs"].append("odd")
     after, _ = promote(book, Update.NEW)
