@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     fetch = verbs.add_parser("fetch", help="fetch, verify and convert the demo model once")
     fetch.add_argument("model", choices=[DEMO_NAME], help="the only model that needs this")
     listing = verbs.add_parser("list", help="list the models on this machine")
-    digest = verbs.add_parser("digest", help="digest weights, tokenizer and chat template")
+    digest = verbs.add_parser("digest", help="digest the parts of a model")
     digest.add_argument("model", metavar="PATH", help="a folder, a Hugging Face id, or demo")
     digest.add_argument("--no-cache", action="store_true", help="read every file again")
     for verb in (fetch, listing, digest):
@@ -59,7 +59,7 @@ def _digest(args: argparse.Namespace) -> int:
 
 
 def _parts(digests: ModelDigests) -> dict[str, str | None]:
-    parts = ("weights", "tokenizer", "chat_template", "generation_config", "joint")
+    parts = ("weights", "tokenizer", "chat_template", "generation_config")
     values = {part: getattr(digests, part) for part in parts}
     return {part: None if value is None else str(value) for part, value in values.items()}
 

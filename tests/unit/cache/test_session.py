@@ -191,7 +191,7 @@ def test_nothing_that_was_not_written_is_read() -> None:
         "null",
         text[:-1],
         json.dumps({**data, "key": str(digest_of("x"))}),
-        json.dumps({**data, "schema": "detllm.result/2"}),
+        json.dumps({**data, "schema": "detllm.result/1"}),
         json.dumps({**data, "content": data["content"][:1]}),
         json.dumps({k: v for k, v in data.items() if k != "digest"}),
         write_generations(key, generations[:1]),

@@ -33,7 +33,7 @@ def test_digest_prints_each_part(folder: Path, capsys: pytest.CaptureFixture[str
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["weights", str(model_digests(folder).weights)]
     assert lines[1].split() == ["tokenizer", "none"]
-    assert [line.split()[-1] for line in lines[3:]] == ["config.json", "model.safetensors"]
+    assert [line.split()[-1] for line in lines[4:]] == ["config.json", "model.safetensors"]
 
 
 def test_digest_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

