@@ -104,30 +104,42 @@ def _parts(file: NotebookFile, notebook: JsonObject) -> list[Part]:
 
 
 def _in_order(notebook: JsonObject) -> bool:
-    """Return whether keys are in nbformat's order, but for what this package may have added."""
-    cells = notebook["cells"] if isinstance(notebook.get("cells"), list) else []
-    holders = [holder for holder in (notebook, *cells) if isinstance(holder, dict)]
-    shown = [found for holder in holders if isinstance(found := holder.get("outputs"), list)]
-    holders += [output for outputs in shown for output in outputs if isinstance(output, dict)]
-    metadata = [holder.get("metadata") for holder in holders]
-    keys = [
-        [key for key in found if key not in (KEY, RUN_KEY)]
-        for found in (*holders, *metadata)
-        if isinstance(found, dict)
-    ]
-    return all(found == sorted(found) for found in keys)
+    """Return whether keys are in nbformat's order, but for what this package may have added.
+
+    nbformat orders the keys of every object, as does writing in its order: one that is not in
+    order says that the file is in another.
+    """
+    waiting: list[Any] = [notebook]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, list):
+            waiting += found
+        elif isinstance(found, dict):
+            keys = [key for key in found if key not in (KEY, RUN_KEY)]
+            if keys != sorted(keys):
+                return False
+            waiting += [found[key] for key in keys]
+    return True
 
 
 def _arranged(notebook: JsonObject, before: JsonObject) -> JsonObject:
     """Return the notebook with what is new in nbformat's order, and the rest as it was."""
     lists = [cell.get("outputs") for cell in before["cells"]]
-    old = {id(output) for found in lists if isinstance(found, list) for output in found}
+    old = {id(output): output for found in lists if isinstance(found, list) for output in found}
+    shown = [output.get("data") for output in old.values() if isinstance(output, dict)]
+    old_data = {id(data) for data in shown if isinstance(data, dict)}
+
+    def output(raw: Any) -> Any:
+        if id(raw) in old:
+            return raw
+        if isinstance(raw, dict) and id(raw.get("data")) in old_data:
+            return metadata(raw)  # only the stamp of an old output was replaced or removed
+        return _sorted(raw)
 
     def cell(raw: JsonObject) -> JsonObject:
         if not isinstance(raw.get("outputs"), list):
             return raw
-        outputs = [output if id(output) in old else _sorted(output) for output in raw["outputs"]]
-        return {**raw, "outputs": outputs}
+        return {**raw, "outputs": [output(raw_output) for raw_output in raw["outputs"]]}
 
     def metadata(holder: JsonObject) -> JsonObject:
         found = holder.get("metadata")

@@ -12,12 +12,12 @@ import pytest
 
 from jupyter_detllm.cli import main
 from jupyter_detllm.core.notebook import KEY, CellView, check_cell, read_notebook
-from jupyter_detllm.core.promotion import ChangeKind, Update, promote
+from jupyter_detllm.core.promotion import ChangeKind, Update, promote, store_once
 from jupyter_detllm.core.verdict import Verdict
 from jupyter_detllm.server.judge import PROTOCOL, Judge
 from jupyter_detllm.verify.report import Standing, parse_accept
 from jupyter_detllm.verify.service import check_paths
-from tests.builders import cell, make_stamp, promoted, stamped_cell, with_actual
+from tests.builders import cell, make_stamp, notebook, promoted, stamped_cell, with_actual
 
 Book = dict[str, Any]
 ONE, TWO = "%%detgen one\nWrite a haiku.", "%%detgen two\nWrite two."
@@ -25,12 +25,15 @@ THREE = "%%detgen three\nx"
 
 
 def book_of(*sources: str) -> Book:
-    """Return a notebook whose stamped cells were all run again since: every verdict is match."""
+    """Return a notebook whose stamped cells were all run again since: every verdict is match.
+
+    What equals its reference is stored once, as `rerun --save` and `stamp` leave it.
+    """
     stamps = [make_stamp(source, name=source.split()[1]) for source in sources]
     book = promoted(*map(stamped_cell, sources, stamps))
     for number, stamp in enumerate(stamps, start=1):
         book = with_actual(book, number, stamp)
-    return copy.deepcopy(book)
+    return copy.deepcopy(store_once(book))
 
 
 def old_form(book: Book) -> Book:
@@ -71,7 +74,9 @@ def lose_both(book: Book) -> None:
 
 
 def lose_the_reference(book: Book) -> None:
+    """Remove the reference of a cell that was run since: its output holds a whole stamp."""
     del book["cells"][1]["metadata"][KEY]
+    book["cells"][1] = with_actual(book, 2, make_stamp(TWO, name="two"))["cells"][1]
 
 
 def become_other_code(book: Book) -> None:
@@ -152,6 +157,16 @@ def test_a_lost_reference_is_not_replaced_by_the_next_output_unless_all_is_asked
     ]
 
 
+@pytest.mark.parametrize("way", [w for w in WAYS if w != "no stamp"])
+def test_storing_another_cell_once_does_not_touch_what_was_lost(way: str) -> None:
+    book = book_of(ONE, TWO)
+    WAYS[way](book)
+    run_again = with_actual(book, 1, make_stamp(ONE, name="one"))
+    after, changes = promote(run_again, Update.NEW)
+    assert [c.kind for c in changes] == [ChangeKind.UNCHANGED, ChangeKind.LOST]
+    assert after == book
+
+
 def test_what_was_lost_stays_listed_while_others_are_stamped_and_comes_back() -> None:
     for book in (book_of(ONE, TWO), old_form(book_of(ONE, TWO))):
         kept = book["cells"][1]
@@ -186,10 +201,9 @@ def test_a_copy_gets_an_entry_of_its_own_when_it_is_stamped() -> None:
 
 
 def test_notebooks_without_cell_ids_are_listed_by_source() -> None:
-    book = book_of(ONE, TWO)
+    book = notebook(stamped_cell(ONE), stamped_cell(TWO))
     for raw in book["cells"]:
-        del raw["id"], raw["metadata"][KEY]
-    del book["metadata"][KEY]
+        del raw["id"]
     listed, _ = promote(book, Update.NEW)
     assert len(listed["metadata"][KEY]["cells"]) == 2
     gone = copy.deepcopy(listed)
