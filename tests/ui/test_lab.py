@@ -155,13 +155,17 @@ def test_drift_is_shown_kept_and_accepted_by_command(lab: Front) -> None:
     assert set(lab.status()) == {"detllm: drift in 1 cell"}
     one = lab.save()
     accepted = one["cells"][2]["metadata"][KEY]
-    expected, _ = promote(kept, Update.ALL)
+    expected, _ = promote(kept, Update.ALL, chosen={3})
     assert accepted == expected["cells"][2]["metadata"][KEY]
     assert accepted["previous"] == reference(before, 2)
     assert reference(one, 3) == reference(before, 3)
-    assert len(one["metadata"][KEY]["fingerprints"]) == 2
+    # The new fingerprint is in this cell: the others are still of the old one.
+    assert one["metadata"][KEY] == before["metadata"][KEY]
+    assert len(one["metadata"][KEY]["fingerprints"]) == 1
+    assert list(accepted["fingerprints"]) == [accepted["reference"]["fingerprint_digest"]]
 
     lab.command("detllm:accept-all")
+    expected, _ = promote(one, Update.ALL)
     assert set(lab.status()) == {"detllm: stamped, 2 cells"}
     both = lab.save()
     assert both["cells"][3]["metadata"] == expected["cells"][3]["metadata"]
@@ -354,7 +358,7 @@ def test_cleared_outputs_keep_their_references_and_are_not_verified(lab: Front) 
     book = lab.save()
     assert [c["metadata"] for c in book["cells"]] == [c["metadata"] for c in before["cells"]]
     assert book["metadata"] == before["metadata"]
-    assert lab.state()["verdicts"] == ["unstamped", "unstamped"]
+    assert lab.state()["verdicts"] == ["stripped", "stripped"]
     assert lab.state()["state"] == "partly"
     lab.run(0)
     lab.run(1)
@@ -363,18 +367,27 @@ def test_cleared_outputs_keep_their_references_and_are_not_verified(lab: Front) 
     assert lab.state()["state"] == "partly"
 
 
-def test_a_cell_that_becomes_markdown_loses_its_reference(lab: Front) -> None:
+def test_a_cell_that_becomes_markdown_is_missed_until_that_is_accepted(lab: Front) -> None:
     lab.server.write("text.ipynb", *CELLS)
     lab.open("text.ipynb")
     lab.run_all()
-    lab.save()
+    before = lab.save()
     lab.select(2)
     lab.command("notebook:change-cell-to-markdown")
     lab.settle()
     book = lab.save()
     assert book["cells"][2]["cell_type"] == "markdown"
+    assert keys(book) == [False, False, True, True]
+    assert reference(book, 2) == reference(before, 2)
+    assert book["metadata"] == before["metadata"]
+    assert lab.state()["verdicts"] == ["recorded", "stripped"]
+    assert lab.state()["text"] == "stamped 1 of 2"
+    assert_as_python_stamps(lab)
+    lab.command("detllm:accept-all")
+    book = lab.save()
     assert keys(book) == [False, False, False, True]
     assert len(book["metadata"][KEY]["cells"]) == 1
+    assert lab.state()["verdicts"] == ["recorded"]
     assert_as_python_stamps(lab)
 
 

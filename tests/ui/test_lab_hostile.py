@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jupyter_detllm.core.fingerprint import Fingerprint
-from jupyter_detllm.core.notebook import KEY
+from jupyter_detllm.core.notebook import CELL_SCHEMA, KEY, NOTEBOOK_SCHEMA
 from jupyter_detllm.core.promotion import Update, promote
 from jupyter_detllm.core.shown import generations_html
-from jupyter_detllm.core.stamp import Stamp
-from tests.builders import MODEL, cell, generation, make_stamp, notebook, stamped_cell, with_actual
+from jupyter_detllm.core.stamp import Stamp, generations_text
+from tests.builders import MODEL, cell, generation, make_stamp, notebook, stamped_cell
 from tests.hostile import HOSTILE
 from tests.ui.lab import Front
 
@@ -72,13 +72,13 @@ def assert_unharmed(front: Front) -> None:
     assert not [line for line in front.logs if line.startswith("PAGE ERROR")]
 
 
-def hostile_stamp(text: str, source: str) -> Stamp:
-    """Return a stamp that is in order, with `text` wherever text is allowed."""
+def hostile_stamp(text: str, source: str, *, name: str = "", prompt: str = "") -> Stamp:
+    """Return a stamp with `text` wherever text is allowed; in order unless its name is not."""
     numerics = {**make_stamp(source).fingerprint.numerics, text[:90]: text[:300]}  # type: ignore[union-attr]
     fingerprint = Fingerprint(numerics)
     return replace(
-        make_stamp(source, [text], prompts=[text]),
-        name=text,
+        make_stamp(source, [text], prompts=[prompt or text]),
+        name=name,
         model=replace(MODEL, name=text),
         fingerprint=fingerprint,
         fingerprint_digest=fingerprint.digest,
@@ -87,26 +87,46 @@ def hostile_stamp(text: str, source: str) -> Stamp:
     )
 
 
-def shown_cell(source: str, stamp: Stamp) -> Book:
+def shown_cell(source: str, stamp: Stamp, run_id: str = "run-1") -> Book:
     """Return an executed cell with the texts that the kernel shows for its stamp."""
-    out = stamped_cell(source, stamp)
+    out = stamped_cell(source, stamp, run_id=run_id)
     call = stamp.calls[0]
     data = {
-        "text/plain": "\n".join(g.text for g in stamp.generations),
+        "text/plain": generations_text(call.requests, call.generations),
         "text/html": generations_html(call.requests, call.generations),
     }
     out["outputs"].insert(0, {"output_type": "display_data", "data": data, "metadata": {}})
     return out
 
 
-def drifted(texts: tuple[str, ...]) -> Book:
-    """Return a notebook whose cells drifted, hostile on both sides."""
+def asked_anew(texts: tuple[str, ...], *, same: bool = False) -> Book:
+    """Return a notebook whose cells sent other prompts when run again, hostile on both sides."""
     sources = [f"x{i} = generate()" for i in range(len(texts))]
     cells = [shown_cell(s, hostile_stamp(t, s)) for s, t in zip(sources, texts, strict=True)]
     book = promote(notebook(*cells), Update.NEW)[0]
-    for number, (source, text) in enumerate(zip(sources, texts, strict=True), start=1):
-        fresh = replace(hostile_stamp(f"{text} {text}", source), name=text)
-        book = with_actual(book, number, fresh)
+    for made, source, text in zip(book["cells"], sources, texts, strict=True):
+        fresh = hostile_stamp(f"{text} {text}", source, prompt=text if same else "")
+        made["outputs"] = shown_cell(source, fresh, run_id="run-2")["outputs"]
+    return book
+
+
+def drifted(texts: tuple[str, ...]) -> Book:
+    """Return a notebook whose cells gave other texts elsewhere, hostile on both sides."""
+    return asked_anew(texts, same=True)
+
+
+def named(texts: tuple[str, ...]) -> Book:
+    """Return a notebook of hostile names: of stamps, of references, and of deleted cells."""
+    cells = []
+    for i, text in enumerate(texts):
+        source = f"x{i} = generate()"
+        made = shown_cell(source, hostile_stamp(text, source, name=text))
+        reference = copy.deepcopy(made["outputs"][-1]["metadata"][KEY])
+        made["metadata"][KEY] = {"schema": CELL_SCHEMA, "entry": text, "reference": reference}
+        cells.append(made)
+    book = notebook(*cells)
+    listed = {entry: text for text in texts for entry in (text, f"{text} deleted")}
+    book["metadata"][KEY] = {"schema": NOTEBOOK_SCHEMA, "fingerprints": {}, "cells": listed}
     return book
 
 
@@ -121,13 +141,18 @@ def visit(front: Front, name: str, *, trusted: bool) -> None:
     panel.get_by_role("button", name="Stamp new").hover()
 
 
+@pytest.mark.parametrize(
+    ("book", "verdicts"),
+    [(drifted, {"drift", "diverged"}), (asked_anew, {"stale"}), (named, {"error", "stripped"})],
+)
 @pytest.mark.parametrize("trusted", [False, True])
-def test_hostile_texts_in_whole_stamps_are_text(watched: Front, trusted: bool) -> None:
+def test_hostile_texts_in_whole_stamps_are_text(
+    watched: Front, trusted: bool, book: Callable[[tuple[str, ...]], Book], verdicts: set[str]
+) -> None:
     texts = (*PAYLOADS, *(text for text in HOSTILE if "\ufffe" not in text))
-    watched.server.write("texts.ipynb", book=drifted(texts))
+    watched.server.write("texts.ipynb", book=book(texts))
     visit(watched, "texts.ipynb", trusted=trusted)
-    state = watched.state()
-    assert set(state["verdicts"]) == {"stale"} or "drift" in state["verdicts"]
+    assert set(watched.state()["verdicts"]) == verdicts
     panel = watched.page.locator("#detllm-panel")
     assert panel.locator("script, img, svg, iframe, style, a, math, [onclick]").count() == 0
     assert "onerror" in panel.inner_text()

@@ -85,7 +85,9 @@ def test_a_changed_source_is_stale_before_the_server_says_so(lab: Front) -> None
         edit(lab, 0, ONE + " Again.")
         assert lab.state()["verdicts"] == ["stale", "recorded"]
         assert lab.state()["text"] == "stamped 1 of 2"
-        edit(lab, 0, ONE + "  \n")  # white space at the end is none of the source
+        edit(lab, 0, ONE + "  ")  # blanks at the end of a prompt are sent with it
+        assert lab.state()["verdicts"] == ["stale", "recorded"]
+        edit(lab, 0, f"\n{ONE}\n  \n")  # empty lines around it are none of the source
         assert lab.state()["verdicts"] == ["recorded", "recorded"]
         edit(lab, 0, ONE + " Again.")
         held.wait(lab)

@@ -77,7 +77,7 @@ def jupytext_anew(path: Path) -> None:
 
 GREEN = ("verified", "verified 2 of 2", ["match", "match"])
 RECORDED = ("stamped", "stamped, 2 cells", ["recorded", "recorded"])
-CLEARED = ("partly", "nothing to compare in 2 cells", ["unstamped", "unstamped"])
+CLEARED = ("partly", "reference without a stamp in 2 cells", ["stripped", "stripped"])
 ROUTES: dict[Callable[[Path], None], tuple[str, str, list[str]]] = {
     nbstripout: CLEARED,
     nbconvert: RECORDED,
