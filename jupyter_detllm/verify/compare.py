@@ -323,6 +323,8 @@ def _environment(
     lines = [f"{group}: only {name} recorded it" for group, name in sorted(missing.items())]
     if not _telling(a) & _telling(b):
         lines.append("A and B have no field in common that can change results")
+        # An unset control is a value only beside something that is the same.
+        a, b = _without(a, {Group.CONTROLS: ""}), _without(b, {Group.CONTROLS: ""})
     if Group.ENGINE in missing:
         # One side is of a session, which sets controls by itself; the other is a bare shell.
         a, b = _without_set_by_itself(a, b), _without_set_by_itself(b, a)
