@@ -97,7 +97,7 @@ SCENARIOS: tuple[Callable[[Front], None], ...] = (
     scenarios.test_restart_and_run_all_matches,
     scenarios.test_save_while_running,
     scenarios.test_cleared_outputs_keep_their_references_and_are_not_verified,
-    scenarios.test_a_cell_that_becomes_markdown_loses_its_reference,
+    scenarios.test_a_cell_that_becomes_markdown_is_missed_until_that_is_accepted,
     scenarios.test_a_tab_closed_while_a_cell_runs_gets_back_what_the_kernel_holds,
     tools.after_every_tool,
 )
