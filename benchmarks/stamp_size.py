@@ -45,10 +45,10 @@ from jupyter_detllm.core.promotion import Update, promote, strip  # noqa: E402
 from jupyter_detllm.core.shown import stamp_bundle, text_bundles  # noqa: E402
 from jupyter_detllm.core.stamp import (  # noqa: E402
     Call,
-    Form,
     ModelIdentity,
     Run,
     Stamp,
+    StoredForm,
     assemble_stamp,
     source_digest,
 )
@@ -151,10 +151,10 @@ def per_token(made: Stamp) -> float:
     return (size - copies * texts) / sum(len(g.token_ids) for g in made.generations)
 
 
-def accepted_lines(form: Form) -> int:
+def accepted_lines(form: StoredForm) -> int:
     """Return the lines of a diff in which two drifted cells of 400 tokens are accepted."""
     sides = [[stamp((1, 400), 49_152, seed) for seed in seeds] for seeds in ((1, 2), (3, 4))]
-    if form is Form.FIRST:
+    if form is StoredForm.FIRST:
         sides = [[one.as_first() for one in side] for side in sides]
     before = promote(notebook(sides[0]), Update.NEW)[0]
     fresh = notebook(sides[1], "2" * 32)["cells"]
@@ -174,7 +174,7 @@ def evaluation() -> dict[str, int]:
             continue
         at = view.number - 1
         model = replace(view.actual.model, is_joint=False)
-        made = replace(view.actual, form=Form.SECOND, renderer=1, model=model)
+        made = replace(view.actual, form=StoredForm.SECOND, renderer=1, model=model)
         outputs = [dict(output) for output in book["cells"][at]["outputs"]]
         shown = next(o for o in outputs if KEY in o.get("metadata", {}))
         stored = made.to_json()
@@ -202,8 +202,8 @@ def measured() -> dict[str, Any]:
         "bytes_per_token": sizes,
         "evaluation_ipynb_bytes": evaluation(),
         "diff_lines_of_accepting_2_x_400_tokens": {
-            "first form": accepted_lines(Form.FIRST),
-            "second form": accepted_lines(Form.SECOND),
+            "first form": accepted_lines(StoredForm.FIRST),
+            "second form": accepted_lines(StoredForm.SECOND),
         },
     }
 

@@ -27,7 +27,7 @@ from jupyter_detllm.core.notebook import (
 )
 from jupyter_detllm.core.stamp import (
     STAMP_SCHEMA,
-    Form,
+    StoredForm,
     is_pointer,
     pointer_json,
     reference_json,
@@ -106,20 +106,9 @@ def promote(
     view = read_notebook(notebook, known=known)
     _check_schema(notebook)
     forget = forget or (update is Update.ALL and chosen is None)
-    changes = []
-    chosen_cells: list[CellView] = []
-    for cell in view.cells:
-        if chosen is None or cell.number in chosen:
-            change = _decide(cell, update, forget=forget)
-            changes.append(change)
-            if change.kind in (ChangeKind.ADDED, ChangeKind.REPLACED):
-                chosen_cells.append(cell)
-    cells = _with_references(notebook, view, chosen_cells)
-    for cell in view.cells:
-        if (chosen is None or cell.number in chosen) and (
-            not cell.problems or cell in chosen_cells
-        ):
-            cells[cell.number - 1] = _stored_once(cells[cell.number - 1])
+    asked = [cell for cell in view.cells if chosen is None or cell.number in chosen]
+    changes = [_decide(cell, update, forget=forget) for cell in asked]
+    cells = _promoted(notebook, view, asked, changes)
     lost = () if forget else view.lost
     if forget:
         cells = [_forgotten(raw) for raw in cells]
@@ -134,6 +123,19 @@ def promote(
     if shared != _metadata(notebook).get(KEY):
         promoted = _with_metadata(promoted, shared)
     return (promoted if promoted != notebook else notebook), tuple(changes)
+
+
+def _promoted(
+    notebook: JsonObject, view: NotebookView, asked: Sequence[CellView], changes: Sequence[Change]
+) -> list[JsonObject]:
+    """Return the cells with their new references, each stamp stored once."""
+    written = (ChangeKind.ADDED, ChangeKind.REPLACED)
+    chosen = [c for c, change in zip(asked, changes, strict=True) if change.kind in written]
+    cells = _with_references(notebook, view, chosen)
+    for cell in asked:
+        if not cell.problems or cell in chosen:
+            cells[cell.number - 1] = _stored_once(cells[cell.number - 1])
+    return cells
 
 
 def _lost_change(cell: CellView, *, forget: bool) -> Change:
@@ -209,7 +211,7 @@ def _only_reference_broken(cell: CellView) -> bool:
     """Whether the only problem is a reference of a known form, which can be replaced."""
     stored = cell.reference_json
     broken = stored is not None and cell.reference is None
-    ours = stored is not None and stored.get("schema") in tuple(Form)
+    ours = stored is not None and stored.get("schema") in tuple(StoredForm)
     return broken and ours and cell.actual is not None and len(cell.problems) == 1
 
 

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 from jupyter_detllm.core.generation import Generation, GenerationRequest
 from jupyter_detllm.core.stamp import (
     RENDERER,
-    Form,
     Stamp,
+    StoredForm,
     attempts_text,
     generation_heading,
     generations_text,
@@ -277,7 +277,7 @@ def compare_shown(
         Whether the cell shows the generated texts: one that begins with `%%detgen` does,
         unless its output was captured and it shows nothing at all.
     """
-    first = stamp.form is Form.FIRST
+    first = stamp.form is StoredForm.FIRST
     if not first and stamp.renderer != RENDERER:
         return Shown(f"the output was rendered by another version ({stamp.renderer}): {_UPDATE}")
     if not first and own and not _is_shown(own, stamp_bundle(stamp, digest)):

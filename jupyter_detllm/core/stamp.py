@@ -60,12 +60,12 @@ __all__ = [
     "Attempt",
     "Call",
     "ExpectationKind",
-    "Form",
     "ModelIdentity",
     "Reader",
     "Run",
     "SeenFingerprints",
     "Stamp",
+    "StoredForm",
     "assemble_stamp",
     "attempts_text",
     "content_digest",
@@ -88,14 +88,14 @@ __all__ = [
 ]
 
 
-class Form(StrEnum):
+class StoredForm(StrEnum):
     """A stored form of stamps, by its schema."""
 
     FIRST = "detllm.stamp/1"
     SECOND = "detllm.stamp/2"
 
 
-STAMP_SCHEMA = Form.SECOND.value
+STAMP_SCHEMA = StoredForm.SECOND.value
 """The form that is written."""
 
 RENDERER = 1
@@ -330,7 +330,7 @@ class Stamp:
     self_test: str = ""
     reach: Reach | None = None
     beyond_reach: bool = False
-    form: Form = Form.SECOND
+    form: StoredForm = StoredForm.SECOND
     renderer: int = RENDERER
 
     @cached_property
@@ -340,9 +340,9 @@ class Stamp:
 
     def as_first(self) -> Stamp:
         """Return the same stamp in the first form, without what that has no place for."""
-        if self.form is Form.FIRST:
+        if self.form is StoredForm.FIRST:
             return self
-        return replace(self, form=Form.FIRST, model=self.model.as_first(), renderer=0)
+        return replace(self, form=StoredForm.FIRST, model=self.model.as_first(), renderer=0)
 
     @property
     def cached(self) -> int:
@@ -423,7 +423,7 @@ class Stamp:
             "late": list(self.late),
             "calls": [_call_json(call, self.form, store_prompt) for call in self.calls],
         }
-        if self.form is not Form.FIRST:
+        if self.form is not StoredForm.FIRST:
             out["renderer"] = self.renderer
         if self.reach is not None:
             # A stamp without one is stored as before reach was recorded.
@@ -545,7 +545,7 @@ def content_digest(data: Mapping[str, object]) -> Digest:
     wherever the evidence is kept.
     """
     content = {k: v for k, v in data.items() if k not in _NOT_DIGESTED}
-    if content.get("schema") != Form.FIRST:
+    if content.get("schema") != StoredForm.FIRST:
         content["calls"] = _each(content.get("calls"), _with_digest_of_evidence)
     return digest_of(content)
 
@@ -584,12 +584,12 @@ def reference_json(stamp: Mapping[str, Json]) -> dict[str, Json]:
     return {k: v for k, v in stamp.items() if k != "fingerprint"}
 
 
-def _call_json(call: Call, form: Form, store_prompt: bool) -> dict[str, Json]:
+def _call_json(call: Call, form: StoredForm, store_prompt: bool) -> dict[str, Json]:
     out: dict[str, Json] = {
         "requests": [request_json(request, form, store_prompt) for request in call.requests],
         "generations": [generation_json(generation, form) for generation in call.generations],
     }
-    if form is Form.FIRST:
+    if form is StoredForm.FIRST:
         out |= {"batch": [str(digest) for digest in call.batch], "digest": str(call.digest)}
     if call.cached:
         out["cached"] = list(call.cached)
@@ -616,10 +616,10 @@ USUAL_PARAMETERS: Mapping[str, Json] = {
 
 
 def request_json(
-    request: GenerationRequest, form: Form = Form.SECOND, store_prompt: bool = True
+    request: GenerationRequest, form: StoredForm = StoredForm.SECOND, store_prompt: bool = True
 ) -> dict[str, Json]:
     """Return the stored form of a request."""
-    first = form is Form.FIRST
+    first = form is StoredForm.FIRST
     out: dict[str, Json] = {"kind": request.kind.value}
     if store_prompt and request.prompt is not None:
         out.update(_prompt_json(request.prompt, packed=not first))
@@ -643,10 +643,12 @@ def _prompt_json(prompt: Prompt, *, packed: bool) -> dict[str, Json]:
     return prompt.to_json()
 
 
-def generation_json(generation: Generation, form: Form = Form.SECOND) -> dict[str, Json]:
+def generation_json(
+    generation: Generation, form: StoredForm = StoredForm.SECOND
+) -> dict[str, Json]:
     """Return the stored form of a generation."""
     ids, offsets = generation.token_ids, generation.offsets
-    first = form is Form.FIRST
+    first = form is StoredForm.FIRST
     out: dict[str, Json] = {
         "prompt": generation.prompt_index,
         "completion": generation.completion_index,
@@ -937,9 +939,9 @@ def _check_sizes(reader: Reader) -> None:
             stack += box if not box or not isinstance(box[0], int) else ()
 
 
-def _form(reader: Reader) -> Form:
+def _form(reader: Reader) -> StoredForm:
     schema = reader.data.get("schema")
-    for form in Form:
+    for form in StoredForm:
         if schema == form.value:
             return form
     shown = brief(schema)
@@ -954,7 +956,7 @@ def _form(reader: Reader) -> Form:
 
 def _stamp(
     reader: Reader,
-    form: Form,
+    form: StoredForm,
     fingerprints: Mapping[str, Fingerprint],
     seen: SeenFingerprints,
 ) -> Stamp:
@@ -974,7 +976,7 @@ def _stamp(
         reach=reach,
         beyond_reach=beyond,
         form=form,
-        renderer=0 if form is Form.FIRST else reader.integer("renderer", 1),
+        renderer=0 if form is StoredForm.FIRST else reader.integer("renderer", 1),
     )
 
 
@@ -994,7 +996,7 @@ def _reach(reader: Reader) -> tuple[Reach | None, bool]:
     return reach, stored.flag("beyond")
 
 
-def _calls(reader: Reader, form: Form) -> tuple[Call, ...]:
+def _calls(reader: Reader, form: StoredForm) -> tuple[Call, ...]:
     stored = reader.subs("calls")
     if len(stored) > MAX_CALLS:
         raise StampError(f"{reader.where} holds more than {MAX_CALLS} calls")
@@ -1023,8 +1025,8 @@ def _fingerprint(
     return found
 
 
-def _model(reader: Reader, form: Form) -> ModelIdentity:
-    first = form is Form.FIRST
+def _model(reader: Reader, form: StoredForm) -> ModelIdentity:
+    first = form is StoredForm.FIRST
     return ModelIdentity(
         reader.text("name"),
         reader.optional_digest("weights"),
@@ -1037,12 +1039,12 @@ def _model(reader: Reader, form: Form) -> ModelIdentity:
     )
 
 
-def _call(reader: Reader, form: Form) -> Call:
+def _call(reader: Reader, form: StoredForm) -> Call:
     requests = tuple(read_request(item, form) for item in reader.subs("requests"))
     generations = tuple(read_generation(item, form) for item in reader.subs("generations"))
     attempt = _attempt(reader, len(generations))
     call = Call(requests, generations, _cached(reader, len(requests)), attempt)
-    if form is Form.FIRST:
+    if form is StoredForm.FIRST:
         if reader.digest("digest") != call.digest:
             raise StampError(f"{reader.where} disagrees with its generation digest")
         if reader.texts("batch") != tuple(map(str, call.batch)):
@@ -1111,10 +1113,10 @@ def _follows(before: Attempt | None, attempt: Attempt) -> bool:
     return same == asked and attempt.stands_for == before.left
 
 
-def read_request(reader: Reader, form: Form = Form.SECOND) -> GenerationRequest:
+def read_request(reader: Reader, form: StoredForm = StoredForm.SECOND) -> GenerationRequest:
     """Read the stored form of a request; raise `StampError` if it is malformed."""
     kind = reader.choice("kind", PromptKind)
-    first = form is Form.FIRST
+    first = form is StoredForm.FIRST
     params = reader.sub("params")
     if not first:
         params = Reader({**USUAL_PARAMETERS, **params.data}, params.where)
@@ -1167,9 +1169,9 @@ def _sampling(reader: Reader) -> Sampling:
     )
 
 
-def read_generation(reader: Reader, form: Form = Form.SECOND) -> Generation:
+def read_generation(reader: Reader, form: StoredForm = StoredForm.SECOND) -> Generation:
     """Read the stored form of a generation; raise `StampError` if it is malformed."""
-    first = form is Form.FIRST
+    first = form is StoredForm.FIRST
     tokens = reader.integers("token_ids") if first else reader.packed("token_ids")
     text = reader.text("text")
     size = len(text.encode("utf-8", "replace"))

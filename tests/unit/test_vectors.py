@@ -12,7 +12,7 @@ from jupyter_detllm.core.canonical import canonical_bytes, digest_of
 from jupyter_detllm.core.generation import TokenEvidence
 from jupyter_detllm.core.notebook import check_cell, read_notebook
 from jupyter_detllm.core.promotion import Update, promote, strip
-from jupyter_detllm.core.stamp import Form, read_stamp
+from jupyter_detllm.core.stamp import StoredForm, read_stamp
 from jupyter_detllm.core.verdict import Verdict, decide, facts_of
 from tests.vectors.make_vectors import FOLDER, KEPT, VECTORS, rendered
 
@@ -64,7 +64,7 @@ def test_stamps_read_back_and_a_reference_has_its_stamps_digest(name: str) -> No
 def test_both_forms_of_a_stamp_hold_the_same() -> None:
     for old, new in zip(cases("stamps"), cases("stamps-2"), strict=True):
         first, second = read_stamp(old["stamp"]), read_stamp(new["stamp"])
-        assert (first.form, second.form) == tuple(Form)
+        assert (first.form, second.form) == tuple(StoredForm)
         assert second.as_first().digest == first.digest == read_stamp(old["reference"]).digest
         assert new["as_first"] == old["digest"]
         for key in ("generation_digest", "fingerprint_digest", "call_digests", "request_digests"):

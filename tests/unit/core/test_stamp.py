@@ -18,8 +18,8 @@ from jupyter_detllm.core.stamp import (
     STAMP_SCHEMA,
     USUAL_PARAMETERS,
     Call,
-    Form,
     Stamp,
+    StoredForm,
     assemble_stamp,
     content_digest,
     normalise_source,
@@ -74,10 +74,10 @@ def edited(data: Any, path: Path, edit: Callable[[Any, Any], None]) -> dict[str,
     return out
 
 
-@pytest.fixture(scope="module", params=Form)
+@pytest.fixture(scope="module", params=StoredForm)
 def stored(request: pytest.FixtureRequest) -> dict[str, Any]:
     stamp = FULL.stamp()
-    return (stamp.as_first() if request.param is Form.FIRST else stamp).to_json()
+    return (stamp.as_first() if request.param is StoredForm.FIRST else stamp).to_json()
 
 
 def test_round_trip_through_json(stored: dict[str, Any]) -> None:
@@ -174,7 +174,7 @@ OPTIONAL = {
 def is_optional(path: Path, form: object) -> bool:
     # `prompt` is a request's text and a generation's index: only the text may be missing.
     if path[-1] in USUAL_PARAMETERS:
-        return form != Form.FIRST
+        return form != StoredForm.FIRST
     return path[-1] in OPTIONAL and not (path[-1] == "prompt" and "generations" in path)
 
 
@@ -284,7 +284,7 @@ def test_a_changed_digest_is_named_where_it_is(stored: dict[str, Any]) -> None:
         ("calls", 0, "requests", 2, "prompt_tokens"): "prompt disagrees",
         ("fingerprint_digest",): "fingerprint disagrees",
     }
-    if stored["schema"] == Form.FIRST:
+    if stored["schema"] == StoredForm.FIRST:
         changes |= {
             ("calls", 0, "digest"): "generation digest",
             ("calls", 0, "requests", 0, "digest"): "request digest",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def test_the_second_step_works_as_written(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "16")
+    monkeypatch.setitem(sys.modules, "torch", None)  # another test may have imported it
     said: dict[str, str] = {}
     for words in commands():
         if all((folder / word).exists() for word in words if word.endswith((".json", ".ipynb"))):
