@@ -51,8 +51,8 @@ def test_the_same_request_later_in_the_process_matches_bitwise(stamps: dict[str,
 @pytest.mark.parametrize(
     ("change", "verdict", "reason"),
     [
-        ("seed", Verdict.STALE, "differs: "),
-        ("prompt", Verdict.STALE, "differs: "),
+        ("seed", Verdict.STALE, "1 request differs: "),
+        ("prompt", Verdict.STALE, "1 request differs: "),
         ("level", Verdict.NOT_COMPARABLE, "another level: seeded, recorded was repeatable"),
         ("weights", Verdict.NOT_COMPARABLE, "another model: the weights digest"),
         ("tokenizer", Verdict.NOT_COMPARABLE, "another model: the tokenizer digest"),
