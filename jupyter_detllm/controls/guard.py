@@ -80,7 +80,7 @@ def apply(
     Parameters
     ----------
     engine_started, engine, ranks
-        Whether an engine of ours runs; which one runs or is to be started; in how many
+        Whether an engine of this package runs; which one runs or is to be started; in how many
         processes it computes.
     method
         The method of batch invariance in force; "" for the one that this machine's engines
